@@ -1,0 +1,158 @@
+"""data_parallel: SimpleFSDP for any nn.Module, in replicate, fully_shard or hybrid_shard mode.
+
+Not here: training loops, loss scaling, meshes. The gradient is the SUM over the data-parallel ranks, so divide the loss
+by what the whole batch holds (torchtitan divides by the global token count) or by the degree.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .parameter import build_cast, build_sharded_parameter
+from .parametrize import Parametrization, is_parametrized, parametrize
+from .placements import validate_mode
+from .precision import MixedPrecisionPolicy
+
+
+def data_parallel(
+    model: nn.Module,
+    device_mesh: DeviceMesh,
+    mode: str = "replicate",
+    mp_policy: MixedPrecisionPolicy | None = None,
+    shard_dim: int = 0,
+) -> nn.Module:
+    """Apply SimpleFSDP to `model` in place: store parameters as DTensors, gather them when they are read.
+
+    Every rank must hold the same parameter values when this is called (or meta tensors), as with `fully_shard`.
+    Parameters that are DTensors already (tensor parallelism) keep their placements on the inner mesh dims. Tied
+    parameters stay tied, frozen ones stay frozen and cost no reduction, buffers are untouched, FQNs do not change.
+
+    Args:
+        model: any module; on the mesh's device or on meta.
+        device_mesh: the data-parallel mesh: 1D for 'replicate' and 'fully_shard', 2D (replicate, shard) for
+            'hybrid_shard'.
+        mode: 'replicate' (DDP), 'fully_shard' (FSDP) or 'hybrid_shard' (HSDP).
+        mp_policy: dtypes of gather and reduction; None: parameters and gradients keep their dtype.
+        shard_dim: tensor dim along which parameters are sharded; negative counts from the end. Unused by 'replicate'.
+            A parameter without dims is replicated.
+
+    Returns:
+        `model`, whose gradients are summed (not averaged) over the data-parallel ranks.
+
+    Raises:
+        ValueError: unknown mode, mesh of another number of dims, shard_dim out of range, model (or part) that has
+            data parallelism already, parameter on another device.
+        TypeError: `device_mesh` or `mp_policy` of another type.
+
+    Source: arXiv:2411.00284, section 3; upstream `torchtitan/experiments/simple_fsdp/simple_fsdp.py`, whose signature
+    this keeps. Differs: collectives on local tensors instead of `redistribute`, uneven shards, ties, frozen parameters.
+    """
+    mp_policy = _validate_policy(mp_policy)
+    validate_mode(mode, device_mesh)
+    _validate_model(model)
+    placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim)
+    _install(placed)
+    return model
+
+
+def apply_mixed_precision(model: nn.Module, mp_policy: MixedPrecisionPolicy) -> nn.Module:
+    """Apply a mixed-precision policy in place to a model without data parallelism (degree 1).
+
+    Parameters are cast to `param_dtype` when they are read, as `data_parallel` does, so one process computes what each
+    rank of many would. Storage is untouched. Nothing is reduced, so `reduce_dtype` has no effect.
+
+    Raises:
+        ValueError: model (or part) that has data parallelism already.
+    """
+    mp_policy = _validate_policy(mp_policy)
+    _validate_model(model)
+    placed = [
+        (module, {}, {name: build_cast(module._parameters[name], mp_policy) for name in names})
+        for module, names in _modules_with_parameters(model)
+    ]
+    _install(placed)
+    return model
+
+
+def _validate_policy(mp_policy: MixedPrecisionPolicy | None) -> MixedPrecisionPolicy:
+    if mp_policy is None:
+        return MixedPrecisionPolicy()
+    if not isinstance(mp_policy, MixedPrecisionPolicy):
+        raise TypeError(
+            f"data_parallel: mp_policy must be a torchtitan_simplefsdp.MixedPrecisionPolicy or None, "
+            f"got {type(mp_policy).__module__}.{type(mp_policy).__qualname__}."
+        )
+    return mp_policy
+
+
+def _validate_model(model: nn.Module) -> None:
+    for fqn, module in model.named_modules():
+        where = f"module {fqn!r}" if fqn else "the model"
+        if is_parametrized(module):
+            raise ValueError(f"data_parallel: {where} has SimpleFSDP already. Apply data_parallel once per module.")
+        for wrapper in (FSDPModule, DistributedDataParallel):
+            if isinstance(module, wrapper):
+                raise ValueError(
+                    f"data_parallel: {where} is wrapped by {wrapper.__name__} already. Pass the bare model: "
+                    "data_parallel replaces fully_shard and DistributedDataParallel."
+                )
+
+
+def _modules_with_parameters(model: nn.Module) -> list[tuple[nn.Module, list[str]]]:
+    owned = ((module, [n for n, p in module._parameters.items() if p is not None]) for module in model.modules())
+    return [(module, names) for module, names in owned if names]
+
+
+# Per module: its new stored parameters by name, and how each of its parameters is read.
+_Placed = list[tuple[nn.Module, dict[str, nn.Parameter], dict[str, Parametrization]]]
+
+
+def _place_parameters(
+    model: nn.Module, device_mesh: DeviceMesh, mode: str, mp_policy: MixedPrecisionPolicy, shard_dim: int
+) -> _Placed:
+    """Compute every new parameter before anything is installed, so a fault leaves the model as it was."""
+    fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    memo: dict[int, tuple[nn.Parameter, Parametrization]] = {}  # tied parameters: one object stays one object
+    placed: _Placed = []
+    for module, names in _modules_with_parameters(model):
+        stored, how = {}, {}
+        for name in names:
+            parameter = module._parameters[name]
+            if id(parameter) not in memo:
+                _validate_parameter(fqns[id(parameter)], parameter, device_mesh, mode, shard_dim)
+                memo[id(parameter)] = build_sharded_parameter(parameter, device_mesh, mode, mp_policy, shard_dim)
+            stored[name], how[name] = memo[id(parameter)]
+        placed.append((module, stored, how))
+    return placed
+
+
+def _validate_parameter(
+    fqn: str, parameter: nn.Parameter, device_mesh: DeviceMesh, mode: str, shard_dim: int
+) -> None:
+    if parameter.device.type not in (device_mesh.device_type, "meta"):
+        raise ValueError(
+            f"data_parallel: parameter {fqn!r} is on {parameter.device}, the mesh on {device_mesh.device_type!r}. "
+            f'Move the model with model.to("{device_mesh.device_type}"), or build it under torch.device("meta").'
+        )
+    if mode != "replicate" and parameter.ndim > 0 and not -parameter.ndim <= shard_dim < parameter.ndim:
+        raise ValueError(
+            f"data_parallel: shard_dim={shard_dim} is out of range for parameter {fqn!r} of shape "
+            f"{list(parameter.shape)}. Use shard_dim=0, or apply data_parallel to submodules with a dim of their own."
+        )
+    if isinstance(parameter, DTensor):
+        shared = set(parameter.device_mesh.mesh_dim_names or ()) & set(device_mesh.mesh_dim_names or ())
+        if shared:
+            raise ValueError(
+                f"data_parallel: parameter {fqn!r} is a DTensor on mesh dim {sorted(shared)[0]!r} already, which is "
+                f"also a data-parallel dim. Pass a mesh of the other dims."
+            )
+
+
+def _install(placed: _Placed) -> None:
+    for module, stored, how in placed:
+        module._parameters.update(stored)
+        parametrize(module, how)

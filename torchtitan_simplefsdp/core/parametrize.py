@@ -1,0 +1,83 @@
+"""Parametrization: properties that gather a parameter when the module reads it, and the context that disables them.
+
+A module that owns parameters gets a subclass of its class with one property per parameter. The class holds no state:
+it is cached per (class, names), and each property looks up its instance, so two models with other meshes or policies
+live in one process. `module._parameters`, FQNs and `state_dict` keep the sharded DTensors.
+
+Not here: how a parameter is gathered (unshard.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from .unshard import Collectives, TensorParallelSpec, unshard
+
+_gather_enabled = True
+
+
+@contextmanager
+def disable_gather() -> Iterator[None]:
+    """Make reads of parameters return the sharded DTensors themselves: for initialization, inspection, state dicts.
+
+    Nests; the previous value is restored on exit. Not for use while a forward runs.
+    """
+    global _gather_enabled
+    previous, _gather_enabled = _gather_enabled, False
+    try:
+        yield
+    finally:
+        _gather_enabled = previous
+
+
+@dataclass(frozen=True)
+class Parametrization:
+    """How one parameter of one module is read. Immutable, so copies of the module share it."""
+
+    collectives: Collectives
+    tensor_parallel: TensorParallelSpec | None
+
+    def __deepcopy__(self, memo: dict) -> Parametrization:
+        return self  # process groups and meshes are not copied
+
+
+def is_parametrized(module: nn.Module) -> bool:
+    """Return whether the module's own parameters are gathered on access already."""
+    return "_simple_fsdp" in module.__dict__
+
+
+def parametrize(module: nn.Module, parametrizations: dict[str, Parametrization]) -> None:
+    """Install gather on access for the named own parameters of `module`, in place."""
+    module._simple_fsdp = parametrizations
+    module.__class__ = _parametrized_class(type(module), tuple(parametrizations))
+
+
+@lru_cache(maxsize=None)
+def _parametrized_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    namespace: dict = {name: property(_getter(name)) for name in names}
+    namespace.update(
+        __module__=cls.__module__,
+        _simple_fsdp_stored=property(lambda self: SimpleNamespace(**self._parameters)),
+        # torch.distributed.checkpoint resolves FQNs with getattr, which would gather every parameter once per save
+        # or load. Its hook for renamed children redirects the last step to the stored parameters.
+        _fqn_modifiers=lambda self: dict.fromkeys(names, "_simple_fsdp_stored"),
+    )
+    return type(f"SimpleFSDP{cls.__name__}", (cls,), namespace)
+
+
+def _getter(name: str):
+    def read(self: nn.Module) -> torch.Tensor:
+        stored = self._parameters[name]
+        if stored is None or not _gather_enabled:
+            return stored
+        how = self._simple_fsdp[name]
+        return unshard(stored, how.collectives, how.tensor_parallel)
+
+    return read
