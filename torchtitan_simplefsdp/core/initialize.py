@@ -23,6 +23,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import compat
 from .parametrize import disable_gather
 
+# module names that activation checkpointing and torch.compile put into FQNs; wrapping must not change the weights
+_CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
+_COMPILE_PREFIX = "_orig_mod."
+
 
 @contextmanager
 def mesh_invariant_init(model: nn.Module, seed: int | None = None) -> Iterator[None]:
@@ -47,7 +51,7 @@ class _MeshInvariantRandom(compat.TorchDispatchMode):
         self._draws: Counter[str] = Counter()
         self._fqns = WeakIdKeyDictionary()
         for fqn, parameter in model.named_parameters():
-            self._fqns[parameter] = fqn
+            self._fqns[parameter] = fqn.replace(_CHECKPOINT_PREFIX, "").replace(_COMPILE_PREFIX, "")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

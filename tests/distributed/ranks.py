@@ -1,0 +1,100 @@
+"""Pools of worker processes that tests share: each call runs one function on the N ranks of a gloo world.
+
+Importing torch costs seconds, so the processes of each world size live for the whole session, and so does their process
+group: DTensor caches meshes by shape, and a cached mesh must not outlive its groups. The group rendezvous through a
+file (no port). A rank that raises fails the test; after a failure or a hang the pool is killed and the next call gets
+a new one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+CALL_TIMEOUT_SECONDS = 300
+
+
+class RankPool:
+    """Runs functions on gloo ranks; the processes of a world size are started when first needed."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, _World] = {}
+
+    def run(self, function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+        """Call `function(*args)` on every rank of a world of `world_size`; return the results by rank."""
+        if world_size not in self._worlds:
+            self._worlds[world_size] = _World(world_size)
+        results, failure = self._worlds[world_size].run(function, args)
+        if failure:
+            self._worlds.pop(world_size).close()  # its other ranks may wait in a collective for ever
+            raise AssertionError(failure)
+        return results
+
+    def close(self) -> None:
+        """End all processes."""
+        for world in self._worlds.values():
+            world.close()
+
+
+class _World:
+    def __init__(self, world_size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = os.path.join(self._folder.name, "store")
+        self._ranks: list[tuple[multiprocessing.Process, Connection]] = []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, world_size, store), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def run(self, function: Callable[..., Any], args: tuple) -> tuple[list[Any], str | None]:
+        for _, connection in self._ranks:
+            connection.send((function, args))
+        results = []
+        for rank, (_, connection) in enumerate(self._ranks):
+            if not connection.poll(CALL_TIMEOUT_SECONDS):
+                return [], f"rank {rank} of {len(self._ranks)} did not answer in {CALL_TIMEOUT_SECONDS} s"
+            result, failure = connection.recv()
+            if failure:
+                return [], f"rank {rank} of {len(self._ranks)}:\n{failure}"
+            results.append(result)
+        return results, None
+
+    def close(self) -> None:
+        for process, connection in self._ranks:
+            connection.close()
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+def _serve(connection: Connection, rank: int, world_size: int, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=CALL_TIMEOUT_SECONDS),
+    )
+    while True:
+        try:
+            function, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((function(*args), None))
+        except Exception:
+            connection.send((None, traceback.format_exc()))
+        torch.compiler.reset()

@@ -1,0 +1,256 @@
+"""The launcher: what command line and environment become (tables), and real runs of ranks that only use the stdlib."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import run as torchrun
+
+from torchtitan_simplefsdp import launch
+
+REPOSITORY = Path(launch.__file__).parents[1]
+DEBUG_CONFIG = str(REPOSITORY / "train_configs" / "llama3_debug.toml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a space in its path and two configs in it."""
+    folder = tmp_path / "work dir"
+    folder.mkdir()
+    (folder / "a b.toml").write_text('[job]\ndump_folder = "from file"\n')
+    (folder / "other.toml").write_text("")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "argv, environ, expected",
+    [
+        ([], {}, [DEBUG_CONFIG]),
+        ([], {"CONFIG_FILE": ""}, [DEBUG_CONFIG]),
+        ([], {"CONFIG_FILE": "a b.toml"}, ["a b.toml"]),
+        (["--job.config_file", "other.toml"], {"CONFIG_FILE": "a b.toml"}, ["other.toml"]),
+        (["--job.config-file=other.toml"], {"CONFIG_FILE": "a b.toml"}, ["other.toml"]),
+        (["--config", "a b.toml", "--job.config_file", "other.toml"], {}, ["a b.toml"]),
+        (["--config=other.toml", "--config=a b.toml"], {}, ["a b.toml"]),
+        (["--config", "train_configs/llama3_debug.toml"], {}, [DEBUG_CONFIG]),
+        (
+            ["--training.steps=3", "--config", "a b.toml", "--job.description", "two  words $HOME *", "--model.x=a=b"],
+            {},
+            ["a b.toml", "--training.steps=3", "--job.description", "two  words $HOME *", "--model.x=a=b"],
+        ),
+    ],
+)
+def test_the_config_file_comes_first_and_overrides_stay_as_typed(folder, argv, environ, expected):
+    assert launch.build_module_args(argv, environ) == ["--job.config_file", *expected]
+
+
+def test_a_missing_config_file_is_named_with_the_place_looked_in(folder):
+    with pytest.raises(launch.LaunchError) as error:
+        launch.build_module_args(["--config", "no such.toml"], {})
+    assert f"config file 'no such.toml' not found (looked in {folder / 'no such.toml'})" in str(error.value)
+    assert "train_configs/llama3_debug.toml" in str(error.value)
+
+
+@pytest.mark.parametrize("argv", [["--config"], ["--config="], ["--job.config_file"]])
+def test_a_config_option_without_a_value_is_an_error(argv):
+    with pytest.raises(launch.LaunchError, match="has no value"):
+        launch.build_module_args(argv, {})
+
+
+@pytest.mark.parametrize(
+    "argv, expected",
+    [
+        (["--config", "a b.toml"], "from file"),
+        (["--config", "other.toml"], "outputs"),
+        (["--config", "a b.toml", "--job.dump_folder", "from line"], "from line"),
+        (["--config", "a b.toml", "--job.dump-folder=from line"], "from line"),
+    ],
+)
+def test_the_dump_folder_is_that_of_the_run(folder, argv, expected):
+    assert launch.get_dump_folder(launch.build_module_args(argv, {})) == Path(expected)
+
+
+@pytest.mark.parametrize("text", ["[job", "job = 1", "[job]\ndump_folder = 1"])
+def test_a_faulty_file_is_left_to_the_configuration_check(folder, text):
+    (folder / "other.toml").write_text(text)
+    assert launch.get_dump_folder(["--job.config_file", "other.toml"]) == Path("outputs")
+
+
+def test_torchrun_takes_every_argument_of_the_ranks_as_it_is():
+    module_args = ["--job.config_file", "a b.toml", "--", "-m", "--nnodes=9", "", "--help"]
+    args = torchrun.parse_args(launch.build_torchrun_args("some.module", module_args, {}, 4, Path("log dir")))
+    assert (args.module, args.training_script) == (True, "some.module")
+    assert args.training_script_args == module_args
+    assert (args.nproc_per_node, args.log_dir, args.tee, args.role) == ("4", "log dir", "3", "rank")
+
+
+@pytest.mark.parametrize(
+    "environ, expected",
+    [
+        ({}, {"nnodes": "1", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_ranks_filter": "0"}),
+        ({"NNODES": "1", "NODE_RANK": "7", "LOG_RANK": "0,3"}, {"nnodes": "1", "local_ranks_filter": "0,3"}),
+        ({"RDZV_ID": "mine"}, {"rdzv_id": "mine"}),
+        (
+            {"NNODES": "2", "NODE_RANK": "1", "RDZV_ENDPOINT": "host-0:29500"},
+            {"nnodes": "2", "node_rank": 1, "rdzv_backend": "static", "rdzv_endpoint": "host-0:29500", "rdzv_id": "simplefsdp"},
+        ),
+    ],
+)  # fmt: skip
+def test_the_environment_decides_where_ranks_run_and_who_is_heard(environ, expected):
+    args = torchrun.parse_args(launch.build_torchrun_args("module", [], environ, 4, Path("logs")))
+    assert {name: getattr(args, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "environ, complaint",
+    [
+        ({"NGPU": "abc"}, "NGPU='abc' is not a whole number"),
+        ({"NGPU": "0"}, "NGPU='0' is not a whole number"),
+        ({"NGPU": "-2"}, "NGPU='-2' is not a whole number"),
+        ({"NNODES": "1.5"}, "NNODES='1.5' is not a whole number"),
+        ({"LOG_RANK": "one"}, "LOG_RANK='one' does not name local ranks of NGPU=2"),
+        ({"LOG_RANK": "0,2"}, "LOG_RANK='0,2' does not name local ranks of NGPU=2"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES=2 with RDZV_ENDPOINT=''"),
+        ({"NNODES": "2", "NODE_RANK": "0", "RDZV_ENDPOINT": "host"}, "NNODES=2 with RDZV_ENDPOINT='host'"),
+        ({"NNODES": "2", "RDZV_ENDPOINT": "host:1"}, "NNODES=2 with NODE_RANK=''"),
+        ({"NNODES": "2", "NODE_RANK": "2", "RDZV_ENDPOINT": "host:1"}, "NNODES=2 with NODE_RANK='2'"),
+        ({"COMM_MODE": "fake"}, "unknown COMM_MODE='fake'"),
+    ],
+)
+def test_a_bad_variable_is_named_before_anything_starts(folder, environ, complaint):
+    with pytest.raises(launch.LaunchError) as error:
+        launch.launch(["--config", "a b.toml"], {"NGPU": "2", **environ})
+    assert str(error.value).startswith(f"run_train.sh: {complaint}")
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in folder.iterdir()) == ["a b.toml", "other.toml"]
+
+
+@pytest.mark.parametrize(
+    "environ, processes, gpus, cpus, expected",
+    [
+        ({}, 2, 0, 8, {"OMP_NUM_THREADS": "4"}),
+        ({}, 8, 0, 2, {"OMP_NUM_THREADS": "1"}),
+        ({"OMP_NUM_THREADS": "3"}, 2, 0, 8, {}),
+        ({}, 8, 8, 96, {"OMP_NUM_THREADS": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "mine"}, 8, 8, 96, {"OMP_NUM_THREADS": "1"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "mine"}, 8, 8, 96, {"OMP_NUM_THREADS": "1"}),
+    ],
+)
+def test_ranks_get_defaults_only_for_variables_that_are_unset(environ, processes, gpus, cpus, expected):
+    added = launch.build_environment({"TORCHFT_LIGHTHOUSE": "mine", **environ}, processes, gpus, cpus)
+    assert added == expected
+
+
+@pytest.mark.parametrize(
+    "argv, environ, expected",
+    [
+        (["-h"], {}, ["-h"]),
+        (["--help", "training"], {}, ["--help", "training"]),
+        (["--x=1"], {"COMM_MODE": "fake_backend", "NGPU": "32"}, ["--x=1", "--comm.mode=fake_backend", "--training.steps=1"]),
+    ],
+)  # fmt: skip
+def test_help_and_comm_mode_run_the_module_without_torchrun(folder, monkeypatch, argv, environ, expected):
+    monkeypatch.setattr(launch, "run_module", lambda module, args: (module, args))
+    for name in ("NGPU", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "restored after the test")
+    module, module_args = launch.launch(["--config", "other.toml", *argv], {"TRAIN_FILE": "some.module", **environ})
+    assert (module, module_args) == ("some.module", ["--job.config_file", "other.toml", *expected])
+    if environ:
+        assert (os.environ["NGPU"], os.environ["LOCAL_RANK"]) == ("32", "0")
+
+
+def test_a_configuration_error_without_torchrun_goes_to_stderr(monkeypatch, capsys):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        launch.exit_with_config_error("first fault\nsecond fault")
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "first fault\nsecond fault\n"
+
+
+RANKS = """
+import os, sys, time
+from pathlib import Path
+
+rank, task = os.environ["RANK"], sys.argv[3]
+if task == "--argv":
+    print(sys.argv[1:])
+elif task == "--config-error":
+    from torchtitan_simplefsdp.launch import exit_with_config_error
+    exit_with_config_error("first fault\\nsecond fault")
+elif task == "--crash" and rank == "1":
+    raise RuntimeError("boom")
+elif task == "--sleep":
+    Path(f"pid of {rank}").write_text(str(os.getpid()))
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def start(folder: Path):
+    """Start run_train.sh in `folder` on two ranks of the module above."""
+    (folder / "ranks.py").write_text(RANKS)
+    environ = {name: value for name, value in os.environ.items() if name not in ("CONFIG_FILE", "COMM_MODE", "NNODES")}
+    environ |= {"PYTHON": sys.executable, "TRAIN_FILE": "ranks", "NGPU": "2", "LOG_RANK": "0"}
+    started = []
+
+    def start(*argv: str) -> subprocess.Popen:
+        command = [REPOSITORY / "run_train.sh", "--config", "other.toml", *argv]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_arguments_reach_the_ranks_unsplit_and_logs_go_to_the_dump_folder(folder, start):
+    run = start("--argv", "two  words", "*", "--job.dump_folder=my runs")
+    stdout, stderr = run.communicate(timeout=60)
+    expected = str(["--job.config_file", "other.toml", "--argv", "two  words", "*", "--job.dump_folder=my runs"])
+    assert (run.returncode, stdout, stderr) == (0, f"[rank0]:{expected}\n", "")
+    (rank_1,) = folder.glob("my runs/logs/*/attempt_0/1/stdout.log")
+    assert rank_1.read_text() == f"{expected}\n"
+
+
+def test_a_configuration_error_of_all_ranks_is_printed_once_and_leaves_nothing(folder, start):
+    run = start("--config-error")
+    stdout, stderr = run.communicate(timeout=60)
+    assert (run.returncode, stdout, stderr) == (2, "", "first fault\nsecond fault\n")
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) in ([], ["__pycache__"])
+
+
+def test_a_crash_of_a_rank_ends_the_run_with_its_exit_code(folder, start):
+    run = start("--crash")
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "ranks FAILED" in stderr and "rank      : 1" in stderr
+    assert "Traceback" not in stderr  # of the launcher; that of rank 1, which is not shown, is in its log
+    (rank_1,) = folder.glob("outputs/logs/*/attempt_0/1/stderr.log")
+    assert rank_1.read_text().endswith("RuntimeError: boom\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_every_rank(folder, start, number):
+    run = start("--sleep")
+    pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
+    run.send_signal(number)
+    run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def wait_for_pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, f"{path.name} was never written"
+        time.sleep(0.05)
+    return int(path.read_text())

@@ -1,0 +1,39 @@
+"""The configuration keys this plugin adds to torchtitan's JobConfig.
+
+Why it exists: `ConfigManager._merge_configs` merges these dataclasses into torchtitan's, so the
+keys work in TOML and on the command line. Checks of their values are in config_check.py.
+
+Annotations stay real types (no `from __future__ import annotations`): the merge and the checks
+read them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SERVED_MODELS = ("simple_fsdp.llama3", "llama3_simple_fsdp")
+"""The model names this plugin registers with torchtitan; the first is upstream's."""
+
+
+@dataclass
+class SimpleFSDP:
+    mode: Literal["auto", "replicate", "fully_shard", "hybrid_shard"] = "auto"
+    """
+    Choices: 'auto' takes the mode from the parallelism degrees;
+    'replicate' (DDP), 'fully_shard' (FSDP), 'hybrid_shard' (HSDP)
+    also check that the degrees give that mode.
+    """
+
+
+@dataclass
+class Compile:
+    graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
+    """
+    Choices: upstream's bucketing passes, or None. Accepted for
+    compatibility; no effect yet, the results are the same.
+    """
+
+
+@dataclass
+class JobConfig:
+    compile: Compile = field(default_factory=Compile)
+    simple_fsdp: SimpleFSDP = field(default_factory=SimpleFSDP)

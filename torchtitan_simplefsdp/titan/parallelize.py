@@ -1,0 +1,142 @@
+"""parallelize_llama: tensor and context parallelism, activation checkpointing, SimpleFSDP and compile, in this order.
+
+Not here: pipeline parallelism, which splits the model before (torchtitan's `pipeline_llm` calls this per stage).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchtitan.config import JobConfig, TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import apply_ac as torchtitan_apply_ac
+from torchtitan.distributed.context_parallel import apply_cp_to_attention_module
+from torchtitan.distributed.tensor_parallel import maybe_enable_async_tp
+from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list as torchtitan_op_sac_save_list
+from torchtitan.models.llama3.infra.parallelize import apply_tp as torchtitan_apply_tp
+from torchtitan.tools.logging import logger
+
+from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
+from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
+
+from .data_parallel_mode import get_data_parallel_mode
+
+OP_SAC_SAVE_LIST = torchtitan_op_sac_save_list | {
+    # attention on CPU; recomputing it would be slow, and on torch 2.13 breaks compile (its ops count as random there)
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+MESH_DIMS = {"replicate": ["dp_replicate"], "fully_shard": ["fsdp"], "hybrid_shard": ["dp_replicate", "fsdp"]}
+
+
+def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> nn.Module:
+    """Apply everything but pipeline parallelism to a Llama model (or pipeline stage) on meta, in place.
+
+    Returns:
+        The model, wrapped by torch.compile if that is enabled.
+
+    Raises:
+        ValueError: seq_len that the degrees do not divide.
+    """
+    validate_seq_len(job_config.training.seq_len, parallel_dims)
+    # torchtitan adds the pipeline rank to the seed, but every stage must draw from the whole model's
+    pp_mesh = parallel_dims.get_optional_mesh("pp")
+    model.init_seed = (torch.initial_seed() - (pp_mesh.get_local_rank() if pp_mesh else 0)) % 2**64
+    if parallel_dims.tp_enabled:
+        apply_tp(model, parallel_dims, job_config)
+    if parallel_dims.cp_enabled:
+        apply_cp(model, parallel_dims)
+    if job_config.activation_checkpoint.mode != "none":
+        apply_ac(model, job_config)
+    apply_dp(model, parallel_dims, job_config)
+    if _is_model_compiled(job_config):
+        model = apply_compile(model, job_config)
+    return model
+
+
+def validate_seq_len(seq_len: int, parallel_dims: ParallelDims) -> None:
+    """Raise unless sequence and context parallelism can cut `seq_len` tokens evenly."""
+    divisor = parallel_dims.seq_len_divisor
+    if seq_len % divisor:
+        raise ValueError(
+            f"training.seq_len={seq_len} is not divisible by {divisor}, which is tensor parallel degree "
+            f"{parallel_dims.tp} times 2 * context parallel degree {parallel_dims.cp}. "
+            f"Nearest that is: {seq_len // divisor * divisor or divisor}."
+        )
+
+
+def apply_tp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> None:
+    """Apply torchtitan's tensor and sequence parallelism in place."""
+    tp_mesh = parallel_dims.get_mesh("tp")
+    rowwise = job_config.quantize.linear.float8.recipe_name in ("rowwise", "rowwise_with_gw_hp")
+    torchtitan_apply_tp(
+        model,
+        tp_mesh,
+        loss_parallel=not job_config.parallelism.disable_loss_parallel,
+        # only the tensorwise recipe has float8 versions of the TP layers
+        enable_float8_tensorwise_tp="float8" in job_config.model.converters and not rowwise,
+        cp_enabled=parallel_dims.cp_enabled,
+    )
+    maybe_enable_async_tp(job_config, tp_mesh)
+
+
+def apply_cp(model: nn.Module, parallel_dims: ParallelDims) -> None:
+    """Apply torchtitan's context parallelism to the attention of every block in place."""
+    apply_cp_to_attention_module(
+        [block.attention.inner_attention for block in model.layers.values()],
+        parallel_dims.get_mesh("cp"),
+        model.model_args.attn_type,
+    )
+
+
+def apply_ac(model: nn.Module, job_config: JobConfig) -> None:
+    """Apply torchtitan's activation checkpointing to every block in place."""
+    torchtitan_apply_ac(
+        model,
+        job_config.activation_checkpoint,
+        model_compile_enabled=_is_model_compiled(job_config),
+        op_sac_save_list=OP_SAC_SAVE_LIST,
+        base_folder=job_config.job.dump_folder,
+    )
+
+
+def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> None:
+    """Apply SimpleFSDP in the mode that the degrees give, or its mixed precision alone where they are all 1."""
+    training = job_config.training
+    mp_policy = MixedPrecisionPolicy(
+        param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+        reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+    )
+    mode = get_data_parallel_mode(parallel_dims.dp_replicate, parallel_dims.dp_shard, parallel_dims.cp)
+    if mode is None:
+        apply_mixed_precision(model, mp_policy)
+        applied = "SimpleFSDP: one data-parallel rank, nothing to gather or reduce"
+    else:
+        mesh = parallel_dims.get_mesh(MESH_DIMS[mode])
+        data_parallel(model, mesh, mode=mode, mp_policy=mp_policy)
+        dims = ", ".join(f"{name}={size}" for name, size in zip(MESH_DIMS[mode], mesh.shape))
+        applied = f"SimpleFSDP: mode {mode} on mesh ({dims})"
+    logger.info(
+        f"{applied}; parameters stored in {training.dtype}, "
+        f"computed in {training.mixed_precision_param}, reduced in {training.mixed_precision_reduce}"
+    )
+    if mode in ("fully_shard", "hybrid_shard") and job_config.parallelism.fsdp_reshard_after_forward != "never":
+        logger.info(
+            f"SimpleFSDP: parallelism.fsdp_reshard_after_forward={job_config.parallelism.fsdp_reshard_after_forward!r} "
+            "is not active yet: gathered parameters stay in memory until their backward, as with 'never'"
+        )
+
+
+def apply_compile(model: nn.Module, job_config: JobConfig) -> nn.Module:
+    """Compile the whole model, collectives included, as one graph (arXiv:2411.00284, section 3.2)."""
+    if job_config.compile.graph_passes is not None:
+        logger.warning(
+            f"SimpleFSDP: compile.graph_passes={job_config.compile.graph_passes!r} is not active yet: "
+            "same results, without bucketing and reordering"
+        )
+    logger.info(f"Compiling the model as one graph with backend {job_config.compile.backend!r}")
+    return torch.compile(model, backend=job_config.compile.backend, fullgraph=True)
+
+
+def _is_model_compiled(job_config: JobConfig) -> bool:
+    return job_config.compile.enable and "model" in job_config.compile.components

@@ -1,0 +1,47 @@
+"""Registration: the TrainSpecs and datasets that this plugin adds to torchtitan.
+
+Not here: reading the configuration or replacing torchtitan's globals; registering changes nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torchtitan.config import JobConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.llama3 import get_train_spec
+from torchtitan.protocols import train_spec as torchtitan_train_spec
+from torchtitan.protocols.train_spec import TrainSpec
+
+from .datasets import register_datasets
+from .job_config import SERVED_MODELS
+from .loss import build_loss
+from .metrics import SimpleFSDPMetricsProcessor
+from .model import SimpleFSDPTransformer
+from .parallelize import parallelize_llama
+
+
+def build_train_spec() -> TrainSpec:
+    """Return torchtitan's llama3 TrainSpec (flavors, tokenizer, validator, HF adapter, pipeline) under SimpleFSDP."""
+    return replace(
+        get_train_spec(),
+        model_cls=SimpleFSDPTransformer,
+        parallelize_fn=parallelize_llama,
+        build_loss_fn=build_loss,
+        build_metrics_processor_fn=_build_metrics_processor,
+    )
+
+
+def register() -> None:
+    """Register the model names and datasets of this plugin with torchtitan; a second call does nothing."""
+    register_datasets()
+    for name in SERVED_MODELS:
+        if name not in torchtitan_train_spec._extra_train_specs:
+            torchtitan_train_spec.register_train_spec(name, build_train_spec())
+
+
+def _build_metrics_processor(
+    job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None, tag: str | None = None
+) -> SimpleFSDPMetricsProcessor:
+    return SimpleFSDPMetricsProcessor(job_config, parallel_dims, tag)

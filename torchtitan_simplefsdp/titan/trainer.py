@@ -1,0 +1,56 @@
+"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients, progress and a closing line.
+
+Not here: the training loop, which is torchtitan's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.tools.logging import logger
+from torchtitan.train import Trainer
+
+from torchtitan_simplefsdp.progress import report_progress
+
+from .loss import TokenSumLoss
+
+
+class SimpleFSDPTrainer(Trainer):
+    """Trains any model that torchtitan knows; what it adds is in the methods below."""
+
+    def forward_backward_step(
+        self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """As torchtitan's; under pipeline parallelism the schedule's loss is divided too, so gradients are right."""
+        if not (self.parallel_dims.pp_enabled and isinstance(self.loss_fn, TokenSumLoss)):
+            return super().forward_backward_step(
+                input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
+            )
+        with self.loss_fn.divided_by(global_valid_tokens):
+            return super().forward_backward_step(
+                input_dict=input_dict, labels=labels, global_valid_tokens=torch.ones((), device=self.device)
+            )
+
+    def train_step(self, data_iterator: Any) -> None:
+        """As torchtitan's, then tell the launcher's progress bar."""
+        super().train_step(data_iterator)
+        report_progress(self.step, self.job_config.training.steps)
+
+    def train(self) -> None:
+        """As torchtitan's, then say where the results are."""
+        super().train()
+        if torch.distributed.get_rank() == 0:
+            logger.info(self._get_closing_line())
+
+    def _get_closing_line(self) -> str:
+        config, dump_folder = self.job_config, Path(self.job_config.job.dump_folder)
+        places = {
+            "checkpoints": config.checkpoint.enable and dump_folder / config.checkpoint.folder,
+            "TensorBoard": config.metrics.enable_tensorboard and dump_folder / config.metrics.save_tb_folder,
+            "traces": config.profiling.enable_profiling and dump_folder / config.profiling.save_traces_folder,
+        }
+        found = [f"{what} in {os.path.abspath(where)}" for what, where in places.items() if where]
+        return f"Finished step {self.step}. " + ("; ".join(found) or "Nothing was written: no output is enabled") + "."

@@ -1,0 +1,44 @@
+"""Entry point of every rank: registration, configuration check, then torchtitan's own main.
+
+`torchrun ... -m torchtitan_simplefsdp.train --job.config_file FILE [overrides]`; ./run_train.sh does that.
+
+Not here: starting ranks (launch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torchtitan.train
+
+from torchtitan_simplefsdp.launch import exit_with_config_error
+from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.rebind import apply_rebinds
+from torchtitan_simplefsdp.titan.train_spec import register
+from torchtitan_simplefsdp.titan.trainer import SimpleFSDPTrainer
+
+
+def main(argv: list[str]) -> None:
+    """Check `argv` and the file it names, then train; a fault ends the process before any process group exists."""
+    register()
+    try:
+        job_config = parse_job_config(argv, int(os.environ.get("WORLD_SIZE") or os.environ.get("NGPU") or 1))
+    except ConfigError as error:
+        exit_with_config_error(str(error))
+    apply_rebinds(job_config)
+    # torchtitan's main parses sys.argv itself; it gets what was parsed and checked here
+    torchtitan.train.ConfigManager = lambda: _Parsed(job_config)
+    torchtitan.train.main(SimpleFSDPTrainer)
+
+
+class _Parsed:
+    def __init__(self, job_config: torchtitan.train.JobConfig) -> None:
+        self._job_config = job_config
+
+    def parse_args(self) -> torchtitan.train.JobConfig:
+        return self._job_config
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
