@@ -17,13 +17,13 @@ from typing import TextIO
 from tqdm import tqdm
 
 PROGRESS_VARIABLE = "SIMPLEFSDP_PROGRESS"
-"""Environment variable of the ranks: path of the file that local rank 0 keeps its progress in; unset: nobody looks."""
+"""Environment variable of the ranks: path of the file in which local rank 0 says how far it is."""
 
 POLL_SECONDS = 0.2
 
 
 def report_progress(step: int, total_steps: int) -> None:
-    """Tell the launcher that `step` of `total_steps` optimizer steps are done. Call it in every rank after every step."""
+    """Tell the launcher that `step` of `total_steps` optimizer steps are done; every rank calls it after every step."""
     path = os.environ.get(PROGRESS_VARIABLE)
     if path and os.environ.get("LOCAL_RANK") == "0":
         Path(path).write_text(f"{step} {total_steps}\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import torchtitan.train
 
@@ -19,8 +20,20 @@ from torchtitan_simplefsdp.titan.train_spec import register
 from torchtitan_simplefsdp.titan.trainer import SimpleFSDPTrainer
 
 
+# Warnings of torch about things that torchtitan does in every run and that do not matter here; they would be the first
+# lines a newcomer sees.
+HARMLESS_WARNINGS = (
+    "DTensor random operators may not have complete support",  # init_weights draws no DTensor random numbers
+    r"DTensor manual_seed\(\) may not have complete support",
+    "'set_vital' is deprecated",  # torchdata's own call
+    "Set timeout is now only supported for either nccl or gloo",  # mesh dims of size 1 have a fake group
+)
+
+
 def main(argv: list[str]) -> None:
     """Check `argv` and the file it names, then train; a fault ends the process before any process group exists."""
+    for message in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message)
     register()
     try:
         job_config = parse_job_config(argv, int(os.environ.get("WORLD_SIZE") or os.environ.get("NGPU") or 1))

@@ -54,7 +54,7 @@ def test_a_long_value_is_cut_so_that_its_fault_stays_on_one_line(workspace):
         (b"[training]\nsteps =\n", "not valid TOML: Invalid value (at line 2, column 8)."),
         (b"[training]\n[training]\n", "not valid TOML: Cannot declare ('training',) twice (at line 2, column 10)."),
         (b"\xff\xfe", "not valid TOML: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte."),
-        (None, "not found. Set CONFIG_FILE or --job.config_file to an existing TOML file."),
+        (None, "not found. Set --config (or CONFIG_FILE) to an existing TOML file."),
     ],
 )
 def test_an_unreadable_file_is_the_only_fault_beside_those_of_the_flags(workspace, content, fault):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import run as torchrun
 
-from torchtitan_simplefsdp import launch
+from torchtitan_simplefsdp import launch, launch_args
 
 REPOSITORY = Path(launch.__file__).parents[1]
 DEBUG_CONFIG = str(REPOSITORY / "train_configs" / "llama3_debug.toml")
@@ -46,20 +46,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_config_file_comes_first_and_overrides_stay_as_typed(folder, argv, environ, expected):
-    assert launch.build_module_args(argv, environ) == ["--job.config_file", *expected]
+    assert launch_args.build_module_args(argv, environ) == ["--job.config_file", *expected]
 
 
 def test_a_missing_config_file_is_named_with_the_place_looked_in(folder):
-    with pytest.raises(launch.LaunchError) as error:
-        launch.build_module_args(["--config", "no such.toml"], {})
+    with pytest.raises(launch_args.LaunchError) as error:
+        launch_args.build_module_args(["--config", "no such.toml"], {})
     assert f"config file 'no such.toml' not found (looked in {folder / 'no such.toml'})" in str(error.value)
     assert "train_configs/llama3_debug.toml" in str(error.value)
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config="], ["--job.config_file"]])
 def test_a_config_option_without_a_value_is_an_error(argv):
-    with pytest.raises(launch.LaunchError, match="has no value"):
-        launch.build_module_args(argv, {})
+    with pytest.raises(launch_args.LaunchError, match="has no value"):
+        launch_args.build_module_args(argv, {})
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ def test_a_config_option_without_a_value_is_an_error(argv):
     ],
 )
 def test_the_dump_folder_is_that_of_the_run(folder, argv, expected):
-    assert launch.get_dump_folder(launch.build_module_args(argv, {})) == Path(expected)
+    assert launch_args.get_dump_folder(launch_args.build_module_args(argv, {})) == Path(expected)
 
 
 @pytest.mark.parametrize("text", ["[job", "job = 1", "[job]\ndump_folder = 1"])
 def test_a_faulty_file_is_left_to_the_configuration_check(folder, text):
     (folder / "other.toml").write_text(text)
-    assert launch.get_dump_folder(["--job.config_file", "other.toml"]) == Path("outputs")
+    assert launch_args.get_dump_folder(["--job.config_file", "other.toml"]) == Path("outputs")
 
 
 def test_torchrun_takes_every_argument_of_the_ranks_as_it_is():
     module_args = ["--job.config_file", "a b.toml", "--", "-m", "--nnodes=9", "", "--help"]
-    args = torchrun.parse_args(launch.build_torchrun_args("some.module", module_args, {}, 4, Path("log dir")))
+    args = torchrun.parse_args(launch_args.build_torchrun_args("some.module", module_args, {}, 4, Path("log dir")))
     assert (args.module, args.training_script) == (True, "some.module")
     assert args.training_script_args == module_args
     assert (args.nproc_per_node, args.log_dir, args.tee, args.role) == ("4", "log dir", "3", "rank")
@@ -97,12 +97,12 @@ def test_torchrun_takes_every_argument_of_the_ranks_as_it_is():
         ({"RDZV_ID": "mine"}, {"rdzv_id": "mine"}),
         (
             {"NNODES": "2", "NODE_RANK": "1", "RDZV_ENDPOINT": "host-0:29500"},
-            {"nnodes": "2", "node_rank": 1, "rdzv_backend": "static", "rdzv_endpoint": "host-0:29500", "rdzv_id": "simplefsdp"},
+            {"nnodes": "2", "node_rank": 1, "rdzv_backend": "static", "rdzv_endpoint": "host-0:29500"},
         ),
     ],
-)  # fmt: skip
+)
 def test_the_environment_decides_where_ranks_run_and_who_is_heard(environ, expected):
-    args = torchrun.parse_args(launch.build_torchrun_args("module", [], environ, 4, Path("logs")))
+    args = torchrun.parse_args(launch_args.build_torchrun_args("module", [], environ, 4, Path("logs")))
     assert {name: getattr(args, name) for name in expected} == expected
 
 
@@ -123,7 +123,7 @@ def test_the_environment_decides_where_ranks_run_and_who_is_heard(environ, expec
     ],
 )
 def test_a_bad_variable_is_named_before_anything_starts(folder, environ, complaint):
-    with pytest.raises(launch.LaunchError) as error:
+    with pytest.raises(launch_args.LaunchError) as error:
         launch.launch(["--config", "a b.toml"], {"NGPU": "2", **environ})
     assert str(error.value).startswith(f"run_train.sh: {complaint}")
     assert "\n" not in str(error.value)
@@ -142,7 +142,7 @@ def test_a_bad_variable_is_named_before_anything_starts(folder, environ, complai
     ],
 )
 def test_ranks_get_defaults_only_for_variables_that_are_unset(environ, processes, gpus, cpus, expected):
-    added = launch.build_environment({"TORCHFT_LIGHTHOUSE": "mine", **environ}, processes, gpus, cpus)
+    added = launch_args.build_environment({"TORCHFT_LIGHTHOUSE": "mine", **environ}, processes, gpus, cpus)
     assert added == expected
 
 
@@ -151,9 +151,13 @@ def test_ranks_get_defaults_only_for_variables_that_are_unset(environ, processes
     [
         (["-h"], {}, ["-h"]),
         (["--help", "training"], {}, ["--help", "training"]),
-        (["--x=1"], {"COMM_MODE": "fake_backend", "NGPU": "32"}, ["--x=1", "--comm.mode=fake_backend", "--training.steps=1"]),
+        (
+            ["--x=1"],
+            {"COMM_MODE": "fake_backend", "NGPU": "32"},
+            ["--x=1", "--comm.mode=fake_backend", "--training.steps=1"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_help_and_comm_mode_run_the_module_without_torchrun(folder, monkeypatch, argv, environ, expected):
     monkeypatch.setattr(launch, "run_module", lambda module, args: (module, args))
     for name in ("NGPU", "LOCAL_RANK"):
@@ -200,8 +204,8 @@ def start(folder: Path):
 
     def start(*argv: str) -> subprocess.Popen:
         command = [REPOSITORY / "run_train.sh", "--config", "other.toml", *argv]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True))
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=environ, text=True, **streams))
         return started[-1]
 
     yield start

@@ -134,6 +134,11 @@ def test_a_venv_made_by_hand_is_completed_but_never_removed(checkout):
     assert checkout.count_installs() == 2
 
 
+def test_a_relative_python_is_made_absolute(checkout):
+    (checkout.base / "complete").touch()
+    assert checkout.choose(PYTHON="base/bin/python")[0] == str(checkout.base)
+
+
 def test_a_python_that_does_not_exist_is_named(checkout):
     assert checkout.choose(PYTHON="nopython") == (
         "",

@@ -29,9 +29,9 @@ def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
         with open(path, "rb") as file:
             return tomllib.load(file), []
     except FileNotFoundError:
-        fault = "not found. Set CONFIG_FILE or --job.config_file to an existing TOML file"
+        fault = "not found. Set --config (or CONFIG_FILE) to an existing TOML file"
     except IsADirectoryError:
-        fault = "is a directory. Set CONFIG_FILE or --job.config_file to a TOML file in it"
+        fault = "is a directory. Set --config (or CONFIG_FILE) to a TOML file in it"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         fault = f"not valid TOML: {describe_error(error)}"
     except OSError as error:

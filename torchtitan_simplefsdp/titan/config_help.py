@@ -17,7 +17,8 @@ from torchtitan_simplefsdp.titan.config_schema import Schema
 _PROGRAM = "./run_train.sh"
 _OVERVIEW = """\
 SimpleFSDP for torchtitan. Flags win over the TOML file, the file over defaults.
-  NGPU=4 ./run_train.sh --job.config_file run.toml --training.steps 20
+  NGPU=4 ./run_train.sh --config run.toml --training.steps 20
+--config FILE is short for --job.config_file FILE (default: CONFIG_FILE, else the debug config).
 --help SECTION shows the keys of one section, --help all those of every section.
 """
 _SECTIONS = {
@@ -50,6 +51,8 @@ _ENVIRONMENT = {
     "NNODES": "number of nodes",
     "NODE_RANK": "this node's number, from 0",
     "RDZV_ENDPOINT": "host:port at which the nodes meet",
+    "RDZV_ID": "name of the run, the same on every node",
+    "PYTHON": "interpreter to run with",
 }
 
 

@@ -12,6 +12,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.config_fault import Rule
 from torchtitan_simplefsdp.titan.config_rules_degrees import DEGREE_RULES
+from torchtitan_simplefsdp.titan.config_rules_features import FEATURE_RULES
 from torchtitan_simplefsdp.titan.config_rules_model import find_train_spec, MODEL_RULES
 
 _AT_LEAST_ONE = {
@@ -32,7 +33,7 @@ def get_config_faults(config: JobConfig, world_size: int, suspects: set[str]) ->
     """
     train_spec, _ = find_train_spec(config)
     faults: list[str] = []
-    for rule in (*MODEL_RULES, *DEGREE_RULES, *_NUMBER_RULES):
+    for rule in (*MODEL_RULES, *DEGREE_RULES, *FEATURE_RULES, *_NUMBER_RULES):
         if not rule.is_blocked_by(suspects):
             faults.extend(rule.get_faults(config, world_size, train_spec))
     return faults

@@ -26,6 +26,7 @@ class SimpleFSDPMetricsProcessor(MetricsProcessor):
         self._first: tuple[int, float] | None = None  # first logged step and when it ended
         if math.isnan(self.gpu_peak_flops):
             self.logger = _WithoutMfu(self.logger)
+            logger.addFilter(_HideUnknownPeak())
 
     def log(self, step: int, *args: Any, **kwargs: Any) -> None:
         """Log one step as torchtitan's `MetricsProcessor.log`, whose line gets an ETA at its end."""
@@ -58,6 +59,11 @@ class _StepLine(logging.Filter):
                 record.msg = re.sub(r"mfu: nan%", "", record.msg).rstrip()
             record.msg += f"  eta: {self._eta}"
         return True
+
+
+class _HideUnknownPeak(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().endswith("computing MFU: nan")
 
 
 class _WithoutMfu(BaseLogger):

@@ -19,6 +19,7 @@ from torchtitan.tools.logging import logger
 from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
+from .context_parallel import AllGatherAttention
 from .data_parallel_mode import get_data_parallel_mode
 
 OP_SAC_SAVE_LIST = torchtitan_op_sac_save_list | {
@@ -45,7 +46,7 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
     if parallel_dims.tp_enabled:
         apply_tp(model, parallel_dims, job_config)
     if parallel_dims.cp_enabled:
-        apply_cp(model, parallel_dims)
+        apply_cp(model, parallel_dims, job_config)
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(model, job_config)
     apply_dp(model, parallel_dims, job_config)
@@ -80,13 +81,17 @@ def apply_tp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
     maybe_enable_async_tp(job_config, tp_mesh)
 
 
-def apply_cp(model: nn.Module, parallel_dims: ParallelDims) -> None:
-    """Apply torchtitan's context parallelism to the attention of every block in place."""
-    apply_cp_to_attention_module(
-        [block.attention.inner_attention for block in model.layers.values()],
-        parallel_dims.get_mesh("cp"),
-        model.model_args.attn_type,
-    )
+def apply_cp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> None:
+    """Apply context parallelism to the attention of every block in place: torchtitan's, or ours on CPU."""
+    cp_mesh = parallel_dims.get_mesh("cp")
+    attentions = [block.attention for block in model.layers.values()]
+    if cp_mesh.device_type != "cpu":
+        apply_cp_to_attention_module([a.inner_attention for a in attentions], cp_mesh, model.model_args.attn_type)
+        return
+    for attention in attentions:
+        load_balancer = job_config.parallelism.context_parallel_load_balancer
+        attention.inner_attention = AllGatherAttention(cp_mesh, load_balanced=load_balancer == "headtail")
+    logger.info("Applied context parallelism for CPU (all_gather of keys and values) to the model")
 
 
 def apply_ac(model: nn.Module, job_config: JobConfig) -> None:
@@ -117,7 +122,7 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
         dims = ", ".join(f"{name}={size}" for name, size in zip(MESH_DIMS[mode], mesh.shape))
         applied = f"SimpleFSDP: mode {mode} on mesh ({dims})"
     logger.info(
-        f"{applied}; parameters stored in {training.dtype}, "
+        f"{applied}; initial weights drawn from seed {model.init_seed}; parameters stored in {training.dtype}, "
         f"computed in {training.mixed_precision_param}, reduced in {training.mixed_precision_reduce}"
     )
     if mode in ("fully_shard", "hybrid_shard") and job_config.parallelism.fsdp_reshard_after_forward != "never":

@@ -23,6 +23,8 @@ from .job_config import SERVED_MODELS
 DEVICE_BINDINGS = (
     "torchtitan.components.metrics.device_module",
     "torchtitan.components.metrics.device_type",
+    "torchtitan.distributed.dual_pipe_v.device_module",
+    "torchtitan.distributed.dual_pipe_v.device_type",
     "torchtitan.distributed.parallel_dims.device_type",
     "torchtitan.distributed.utils.device_module",
     "torchtitan.distributed.utils.device_type",

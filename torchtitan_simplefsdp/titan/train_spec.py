@@ -20,6 +20,7 @@ from .loss import build_loss
 from .metrics import SimpleFSDPMetricsProcessor
 from .model import SimpleFSDPTransformer
 from .parallelize import parallelize_llama
+from .validation import Validator
 
 
 def build_train_spec() -> TrainSpec:
@@ -29,6 +30,7 @@ def build_train_spec() -> TrainSpec:
         model_cls=SimpleFSDPTransformer,
         parallelize_fn=parallelize_llama,
         build_loss_fn=build_loss,
+        build_validator_fn=Validator,
         build_metrics_processor_fn=_build_metrics_processor,
     )
 

@@ -6,6 +6,7 @@ Not here: the training loop, which is torchtitan's.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from .loss import TokenSumLoss
 class SimpleFSDPTrainer(Trainer):
     """Trains any model that torchtitan knows; what it adds is in the methods below."""
 
+    _started = os.environ.get("SIMPLEFSDP_STARTED")  # when run_train.sh was called, in seconds since the epoch
+
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
@@ -35,8 +38,12 @@ class SimpleFSDPTrainer(Trainer):
             )
 
     def train_step(self, data_iterator: Any) -> None:
-        """As torchtitan's, then tell the launcher's progress bar."""
+        """As torchtitan's, then tell the launcher's progress bar; after the first one, say how long the start took."""
         super().train_step(data_iterator)
+        if self._started and torch.distributed.get_rank() == 0:
+            seconds = time.time() - float(self._started)
+            logger.info(f"Time from the command to the end of step {self.step}: {seconds:.1f} s")
+        self._started = None
         report_progress(self.step, self.job_config.training.steps)
 
     def train(self) -> None:

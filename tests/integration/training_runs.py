@@ -1,0 +1,51 @@
+"""Real ./run_train.sh runs for the integration tests, and what they wrote."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOSS, GRAD_NORM = "loss_metrics/global_avg_loss", "grad_norm"
+
+# 8 samples of 128 tokens per step on every layout, so that layouts of one data-parallel degree see the same data
+BASE_FLAGS = ["--training.steps", "5", "--training.seq_len", "128", "--debug.seed", "42"]
+
+
+def run_train(ngpu: int, *flags: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
+    """Start ./run_train.sh as a user would and wait for its end."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CONFIG_FILE", "LOG_RANK")}
+    environment |= {"NGPU": str(ngpu), "PYTHON": sys.executable, **environ}
+    return subprocess.run(
+        [str(REPOSITORY / "run_train.sh"), *flags], cwd=cwd, env=environment, text=True, capture_output=True, timeout=600
+    )
+
+
+class Runs:
+    """Trains each layout once per session and remembers its scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._scalars: dict[tuple, dict[str, list[float]]] = {}
+
+    def get_scalars(self, ngpu: int, *flags: str) -> dict[str, list[float]]:
+        """Return loss and gradient norm of every step, in the precision that TensorBoard keeps (float32)."""
+        key = (ngpu, *flags)
+        if key not in self._scalars:
+            folder = self._folder / str(len(self._scalars))
+            folder.mkdir()
+            result = run_train(ngpu, *BASE_FLAGS, *flags, cwd=folder)
+            assert result.returncode == 0, f"{' '.join(flags)}\n{result.stdout}\n{result.stderr}"
+            self._scalars[key] = read_scalars(folder / "outputs" / "tb")
+        return self._scalars[key]
+
+
+def read_scalars(folder: Path) -> dict[str, list[float]]:
+    (event_file,) = folder.rglob("events.out.tfevents.*")  # one writer
+    events = EventAccumulator(str(event_file))
+    events.Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in (LOSS, GRAD_NORM)}

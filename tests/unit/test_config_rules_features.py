@@ -1,0 +1,60 @@
+import pytest
+import torch
+from config_workspace import get_faults, parse, workspace
+
+from torchtitan_simplefsdp.titan import config_rules_features
+
+# Flags, the one fault; all of them on a machine without a GPU and one rank or two.
+CASES = {
+    "cpu_offload": (
+        "--training.enable_cpu_offload",
+        1,
+        "training.enable_cpu_offload is not supported by SimpleFSDP yet. Remove it, or shard over more ranks "
+        "(data_parallel_shard_degree) to save memory.",
+    ),
+    "two_workers": (
+        "--training.dataloader.num_workers 2",
+        1,
+        "training.dataloader.num_workers=2: each worker would read all of dataset 'pydoc', so every batch would come that "
+        "many times. Use 0 or 1.",
+    ),
+    "memory_snapshot": (
+        "--profiling.enable_memory_snapshot",
+        1,
+        "profiling.enable_memory_snapshot needs a GPU, and there is none. Remove it.",
+    ),
+    "flex_attention_under_context_parallelism": (
+        "--model.flavor debugmodel_flex_attn --parallelism.context_parallel_degree 2",
+        2,
+        "parallelism.context_parallel_degree=2 with attention 'flex' (flavor 'debugmodel_flex_attn') needs a GPU. On CPU "
+        "use a flavor with sdpa attention.",
+    ),
+    "compile_with_full_checkpointing": (
+        "--compile.enable --activation_checkpoint.mode full",
+        1,
+        f"compile.enable with activation_checkpoint.mode='full' fails on CPU with torch {torch.__version__} (its partitioner "
+        "counts attention as random). Use mode='selective' with selective_ac_option='op', 'none', or torch 2.14.",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(config_rules_features, "is_cpu_only", lambda: True)
+
+
+@pytest.mark.parametrize("flags, world_size, fault", CASES.values(), ids=CASES.keys())
+def test_what_does_not_work_without_a_gpu_is_the_one_fault(workspace, flags, world_size, fault):
+    if "2.14" in fault and not torch.__version__.startswith("2.13"):
+        pytest.skip("works since torch 2.14")
+    assert get_faults(workspace, flags=flags, world_size=world_size) == [fault]
+
+
+@pytest.mark.parametrize("flags", [flags for flags, _, fault in CASES.values() if "GPU" in fault or "CPU with" in fault])
+def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
+    monkeypatch.setattr(config_rules_features, "is_cpu_only", lambda: False)
+    assert parse(workspace, flags=flags, world_size=2 if "context" in flags else 1)
+
+
+def test_workers_of_a_streamed_dataset_are_accepted(workspace):
+    assert parse(workspace, flags="--training.dataloader.num_workers 2 --training.dataset c4")

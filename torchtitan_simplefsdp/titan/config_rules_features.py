@@ -1,0 +1,68 @@
+"""Rules about combinations of torchtitan's features that do not work here, each with its reason.
+
+Without them these runs would fail late, or train on something else than was asked for.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torchtitan.config import JobConfig
+from torchtitan.protocols.train_spec import TrainSpec
+
+from torchtitan_simplefsdp.titan.config_fault import Rule
+from torchtitan_simplefsdp.titan.device import is_cpu_only
+from torchtitan_simplefsdp.titan.job_config import SERVED_MODELS
+
+# read whole by every data loader worker in torchtitan 0.2.2; streamed datasets are split between workers
+_MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")
+
+
+def _get_offload_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    if config.training.enable_cpu_offload and config.model.name in SERVED_MODELS:
+        yield (
+            "training.enable_cpu_offload is not supported by SimpleFSDP yet. Remove it, or shard over more ranks "
+            "(data_parallel_shard_degree) to save memory."
+        )
+
+
+def _get_worker_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    for section in ("training", "validation") if config.validation.enable else ("training",):
+        values = getattr(config, section)
+        if values.dataloader.num_workers > 1 and values.dataset.lower() in _MAP_STYLE_DATASETS:
+            yield (
+                f"{section}.dataloader.num_workers={values.dataloader.num_workers}: each worker would read all of "
+                f"dataset {values.dataset!r}, so every batch would come that many times. Use 0 or 1."
+            )
+
+
+def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    if not is_cpu_only():
+        return
+    if config.profiling.enable_memory_snapshot:
+        yield "profiling.enable_memory_snapshot needs a GPU, and there is none. Remove it."
+    if config.parallelism.context_parallel_degree > 1 and config.model.name in SERVED_MODELS:
+        model_args = train_spec and train_spec.model_args.get(config.model.flavor)
+        attn_type = getattr(model_args, "attn_type", "sdpa")
+        if attn_type != "sdpa":
+            yield (
+                f"parallelism.context_parallel_degree={config.parallelism.context_parallel_degree} with attention "
+                f"{attn_type!r} (flavor {config.model.flavor!r}) needs a GPU. On CPU use a flavor with sdpa attention."
+            )
+    compiled = config.compile.enable and "model" in config.compile.components
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if compiled and config.activation_checkpoint.mode == "full" and release < (2, 14):
+        yield (
+            f"compile.enable with activation_checkpoint.mode='full' fails on CPU with torch {torch.__version__} (its "
+            "partitioner counts attention as random). Use mode='selective' with selective_ac_option='op', 'none', or "
+            "torch 2.14."
+        )
+
+
+FEATURE_RULES = (
+    Rule(("training.enable_cpu_offload", "model.name"), _get_offload_faults),
+    Rule(
+        ("training.dataset", "training.dataloader", "validation.dataset", "validation.dataloader", "validation.enable"),
+        _get_worker_faults,
+    ),
+    Rule(("profiling", "parallelism", "model", "compile", "activation_checkpoint"), _get_cpu_faults),
+)
