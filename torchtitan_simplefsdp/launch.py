@@ -5,7 +5,7 @@ arrives as it was typed. torchrun runs inside this process: that saves importing
 which every rank finds, is printed once and bare instead of under torchrun's report.
 
 Not here: the variables that decide how many processes run where (launch_args.py), the choice of the Python environment
-(scripts/setup_env.sh), and the check of the configuration (titan/config_check.py, in the ranks; --help is there, too).
+(scripts/setup_env.sh), and the check of the configuration (titan/config/check.py, in the ranks; --help is there, too).
 """
 
 import logging

@@ -14,7 +14,7 @@ import warnings
 import torchtitan.train
 
 from torchtitan_simplefsdp.launch import exit_with_config_error
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 from torchtitan_simplefsdp.titan.rebind import apply_rebinds
 from torchtitan_simplefsdp.titan.train_spec import register
 from torchtitan_simplefsdp.titan.trainer import SimpleFSDPTrainer

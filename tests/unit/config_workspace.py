@@ -5,9 +5,9 @@ from torchtitan.hf_datasets.text_datasets import DATASETS
 from torchtitan.models.llama3 import get_train_spec
 from torchtitan.protocols import train_spec as torchtitan_train_spec
 
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 from torchtitan_simplefsdp.titan.datasets import register_datasets
-from torchtitan_simplefsdp.titan.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
 # A valid run; a test's own flags follow and win.
 BASE_FLAGS = "--model.name simple_fsdp.llama3 --model.hf_assets_path tok --training.dataset pydoc".split()

@@ -5,7 +5,7 @@ from config_workspace import BASE_FLAGS, get_faults, parse, workspace
 from torchtitan.config import ConfigManager
 
 import torchtitan_simplefsdp
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 
 EXTENSION = """
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(workspace):
 def test_a_valid_configuration_is_the_one_torchtitan_parses(workspace):
     """Oracle: torchtitan's ConfigManager with our dataclasses as its custom config module."""
     toml = '[training]\nsteps = 5\n[training.dataloader]\nnum_workers = 1\n[simple_fsdp]\nmode = "fully_shard"\n[compile]\nenable = true'
-    flags = "--training.seq-len=64 --checkpoint.no_initial_load_model_only --job.custom_config_module torchtitan_simplefsdp.titan.job_config"
+    flags = "--training.seq-len=64 --checkpoint.no_initial_load_model_only --job.custom_config_module torchtitan_simplefsdp.titan.config.job_config"
     config = parse(workspace, toml, flags, world_size=2)
     argv = ["--job.config_file", "run.toml", *BASE_FLAGS, *flags.split()]
     assert config.to_dict() == ConfigManager().parse_args(argv).to_dict()
@@ -147,13 +147,13 @@ def test_the_shipped_tokenizer_is_found_from_any_folder(workspace, monkeypatch):
     package = workspace / "installed" / "torchtitan_simplefsdp"
     (package / "assets" / "tokenizer").mkdir(parents=True)
     (package / "assets" / "tokenizer" / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr("torchtitan_simplefsdp.titan.config_rules_model._PACKAGE_FOLDER", package)
+    monkeypatch.setattr("torchtitan_simplefsdp.titan.config.rules_model._PACKAGE_FOLDER", package)
     flags = "--model.hf_assets_path ./torchtitan_simplefsdp/assets/tokenizer"
     assert parse(workspace, flags=flags).model.hf_assets_path == str(package / "assets" / "tokenizer")
 
 
 def test_the_package_folder_is_where_the_package_is_installed():
-    from torchtitan_simplefsdp.titan.config_rules_model import _PACKAGE_FOLDER
+    from torchtitan_simplefsdp.titan.config.rules_model import _PACKAGE_FOLDER
 
     assert str(_PACKAGE_FOLDER) == torchtitan_simplefsdp.__path__[0]
 

@@ -1,7 +1,7 @@
 import pytest
 from config_workspace import get_faults, parse, workspace
 
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 
 CASES = {
     "unknown_keys_of_a_file_are_one_fault_in_file_order": (

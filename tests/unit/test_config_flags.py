@@ -5,11 +5,11 @@ import pytest
 from config_workspace import get_faults, parse, workspace
 from torchtitan.config import ConfigManager
 
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
-from torchtitan_simplefsdp.titan.config_flags import check_flags, split_flags
-from torchtitan_simplefsdp.titan.config_schema import build_schema
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.flags import check_flags, split_flags
+from torchtitan_simplefsdp.titan.config.schema import build_schema
 
-OUR_MODULE = "torchtitan_simplefsdp.titan.job_config"
+OUR_MODULE = "torchtitan_simplefsdp.titan.config.job_config"
 
 CASES = {
     "unknown_flags_are_one_fault": (

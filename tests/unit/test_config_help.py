@@ -3,8 +3,8 @@ import re
 import pytest
 from config_workspace import workspace
 
-from torchtitan_simplefsdp.titan.config_check import ConfigError, parse_job_config
-from torchtitan_simplefsdp.titan.config_schema import build_schema
+from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
+from torchtitan_simplefsdp.titan.config.schema import build_schema
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from config_workspace import get_faults, parse, workspace
 
-from torchtitan_simplefsdp.titan import config_rules_features
+from torchtitan_simplefsdp.titan.config import rules_features
 
 # Flags, the one fault; all of them on a machine without a GPU and one rank or two.
 CASES = {
@@ -40,7 +40,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(config_rules_features, "is_cpu_only", lambda: True)
+    monkeypatch.setattr(rules_features, "is_cpu_only", lambda: True)
 
 
 @pytest.mark.parametrize("flags, world_size, fault", CASES.values(), ids=CASES.keys())
@@ -52,7 +52,7 @@ def test_what_does_not_work_without_a_gpu_is_the_one_fault(workspace, flags, wor
 
 @pytest.mark.parametrize("flags", [flags for flags, _, fault in CASES.values() if "GPU" in fault or "CPU with" in fault])
 def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
-    monkeypatch.setattr(config_rules_features, "is_cpu_only", lambda: False)
+    monkeypatch.setattr(rules_features, "is_cpu_only", lambda: False)
     assert parse(workspace, flags=flags, world_size=2 if "context" in flags else 1)
 
 

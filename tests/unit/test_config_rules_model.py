@@ -5,7 +5,7 @@ import pytest
 from config_workspace import get_faults, parse, workspace
 from torchtitan.protocols import train_spec as torchtitan_train_spec
 
-from torchtitan_simplefsdp.titan.config_rules_model import EXPERIMENTS
+from torchtitan_simplefsdp.titan.config.rules_model import EXPERIMENTS
 
 KNOWN_MODELS = (
     "'simple_fsdp.llama3', 'llama3_simple_fsdp', 'deepseek_v3', 'flux', 'gpt_oss', 'llama3', 'llama3_ft', 'llama4', 'qwen3'"

@@ -1,6 +1,6 @@
 import pytest
 
-from torchtitan_simplefsdp.titan.data_parallel_mode import get_data_parallel_mode
+from torchtitan_simplefsdp.titan.config.data_parallel_mode import get_data_parallel_mode
 
 
 @pytest.mark.parametrize(

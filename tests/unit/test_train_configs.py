@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import torchtitan_simplefsdp
-from torchtitan_simplefsdp.titan import config_rules_features
-from torchtitan_simplefsdp.titan.config_check import parse_job_config
+from torchtitan_simplefsdp.titan.config import rules_features
+from torchtitan_simplefsdp.titan.config.check import parse_job_config
 from torchtitan_simplefsdp.titan.train_spec import register
 
 FOLDER = Path(torchtitan_simplefsdp.__file__).parents[1] / "train_configs"
@@ -24,7 +24,7 @@ def test_the_configuration_check_accepts_the_file_on_its_number_of_ranks(name, r
     register()
     argv = ["--job.config_file", str(FOLDER / f"{name}.toml")]
     if name != "llama3_debug":  # the large models are for GPUs, and their tokenizers are not in the repository
-        monkeypatch.setattr(config_rules_features, "is_cpu_only", lambda: False)
+        monkeypatch.setattr(rules_features, "is_cpu_only", lambda: False)
         argv += ["--model.hf_assets_path", "torchtitan_simplefsdp/assets/tokenizer"]
     config = parse_job_config(argv, ranks)
     assert config.model.name == "simple_fsdp.llama3"

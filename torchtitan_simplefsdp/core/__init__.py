@@ -1,0 +1,1 @@
+"""Core: SimpleFSDP for any nn.Module; imports torch and nothing else."""

@@ -1,0 +1,1 @@
+"""Adapter to torchtitan, the only folder (beside train.py) that imports it."""

@@ -20,7 +20,7 @@ from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
 from .context_parallel import AllGatherAttention
-from .data_parallel_mode import get_data_parallel_mode
+from .config.data_parallel_mode import get_data_parallel_mode
 
 OP_SAC_SAVE_LIST = torchtitan_op_sac_save_list | {
     # attention on CPU; recomputing it would be slow, and on torch 2.13 breaks compile (its ops count as random there)

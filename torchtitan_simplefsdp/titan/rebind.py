@@ -18,7 +18,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan_simplefsdp.core.grad_norm import clip_grad_norm_
 
 from .device import CpuDevice, is_cpu_only
-from .job_config import SERVED_MODELS
+from .config.job_config import SERVED_MODELS
 
 DEVICE_BINDINGS = (
     "torchtitan.components.metrics.device_module",

@@ -15,7 +15,7 @@ from torchtitan.protocols import train_spec as torchtitan_train_spec
 from torchtitan.protocols.train_spec import TrainSpec
 
 from .datasets import register_datasets
-from .job_config import SERVED_MODELS
+from .config.job_config import SERVED_MODELS
 from .loss import build_loss
 from .metrics import SimpleFSDPMetricsProcessor
 from .model import SimpleFSDPTransformer

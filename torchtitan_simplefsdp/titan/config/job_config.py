@@ -1,7 +1,7 @@
 """The configuration keys this plugin adds to torchtitan's JobConfig.
 
 Why it exists: `ConfigManager._merge_configs` merges these dataclasses into torchtitan's, so the
-keys work in TOML and on the command line. Checks of their values are in config_check.py.
+keys work in TOML and on the command line. Checks of their values are in the rules_*.py files.
 
 Annotations stay real types (no `from __future__ import annotations`): the merge and the checks
 read them.

@@ -13,8 +13,8 @@ from typing import Any, get_args, get_origin, Literal, NamedTuple, Union
 
 from torchtitan.config import ConfigManager, JobConfig
 
-from torchtitan_simplefsdp.titan import job_config
-from torchtitan_simplefsdp.titan.config_fault import describe_error, list_choices
+from torchtitan_simplefsdp.titan.config import job_config
+from torchtitan_simplefsdp.titan.config.fault import describe_error, list_choices
 
 # Modules whose keys ours contains: naming one is right, importing it is not needed (and
 # upstream's lives in torchtitan.experiments, which this package never imports).

@@ -9,16 +9,16 @@ import dataclasses
 
 import tyro
 
-from torchtitan_simplefsdp.titan import job_config
-from torchtitan_simplefsdp.titan.config_fault import ConfigError, count_noun, find_close, get_suggestion
-from torchtitan_simplefsdp.titan.config_flags import build_registry
-from torchtitan_simplefsdp.titan.config_schema import Schema
+from torchtitan_simplefsdp.titan.config import job_config
+from torchtitan_simplefsdp.titan.config.fault import ConfigError, count_noun, find_close, get_suggestion
+from torchtitan_simplefsdp.titan.config.flags import build_registry
+from torchtitan_simplefsdp.titan.config.schema import Schema
 
 _PROGRAM = "./run_train.sh"
 _OVERVIEW = """\
 SimpleFSDP for torchtitan. Flags win over the TOML file, the file over defaults.
   NGPU=4 ./run_train.sh --config run.toml --training.steps 20
---config FILE is short for --job.config_file FILE (default: CONFIG_FILE, else the debug config).
+--config FILE is short for --job.config_file FILE.
 --help SECTION shows the keys of one section, --help all those of every section.
 """
 _SECTIONS = {

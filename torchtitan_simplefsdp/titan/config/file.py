@@ -7,7 +7,7 @@ left out, so that the checks after this one still run on the rest.
 import dataclasses
 from typing import Any
 
-from torchtitan_simplefsdp.titan.config_fault import (
+from torchtitan_simplefsdp.titan.config.fault import (
     Checked,
     count_noun,
     describe_error,
@@ -15,7 +15,7 @@ from torchtitan_simplefsdp.titan.config_fault import (
     get_suggestion,
     shorten,
 )
-from torchtitan_simplefsdp.titan.config_schema import describe_type, get_choices, is_value_of, Schema
+from torchtitan_simplefsdp.titan.config.schema import describe_type, get_choices, is_value_of, Schema
 
 try:
     import tomllib

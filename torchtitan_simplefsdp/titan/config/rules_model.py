@@ -13,10 +13,10 @@ from torchtitan.hf_datasets.text_datasets import DATASETS
 from torchtitan.models import _supported_models
 from torchtitan.protocols.train_spec import get_train_spec, TrainSpec
 
-from torchtitan_simplefsdp.titan.config_fault import describe_error, find_close, get_suggestion, list_choices, Rule
-from torchtitan_simplefsdp.titan.config_rules_degrees import get_degrees
+from torchtitan_simplefsdp.titan.config.fault import describe_error, find_close, get_suggestion, list_choices, Rule
+from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
 from torchtitan_simplefsdp.titan.datasets import validate_dataset
-from torchtitan_simplefsdp.titan.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
 # First parts of the names in torchtitan.experiments._supported_experiments. Copied, because
 # looking a name up in torchtitan imports the experiment, which this package never does.

@@ -9,9 +9,9 @@ import torch
 from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
-from torchtitan_simplefsdp.titan.config_fault import Rule
+from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.device import is_cpu_only
-from torchtitan_simplefsdp.titan.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
 # read whole by every data loader worker in torchtitan 0.2.2; streamed datasets are split between workers
 _MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")

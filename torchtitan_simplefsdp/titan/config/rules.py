@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
-from torchtitan_simplefsdp.titan.config_fault import Rule
-from torchtitan_simplefsdp.titan.config_rules_degrees import DEGREE_RULES
-from torchtitan_simplefsdp.titan.config_rules_features import FEATURE_RULES
-from torchtitan_simplefsdp.titan.config_rules_model import find_train_spec, MODEL_RULES
+from torchtitan_simplefsdp.titan.config.fault import Rule
+from torchtitan_simplefsdp.titan.config.rules_degrees import DEGREE_RULES
+from torchtitan_simplefsdp.titan.config.rules_features import FEATURE_RULES
+from torchtitan_simplefsdp.titan.config.rules_model import find_train_spec, MODEL_RULES
 
 _AT_LEAST_ONE = {
     "training": ("steps", "seq_len", "local_batch_size", "gc_freq"),

@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from torchtitan.config import ConfigManager
 
-from torchtitan_simplefsdp.titan.config_fault import Checked, count_noun, find_close, get_suggestion
-from torchtitan_simplefsdp.titan.config_file import describe_wrong_value
-from torchtitan_simplefsdp.titan.config_schema import describe_type, is_value_of, Key, Schema
+from torchtitan_simplefsdp.titan.config.fault import Checked, count_noun, find_close, get_suggestion
+from torchtitan_simplefsdp.titan.config.file import describe_wrong_value
+from torchtitan_simplefsdp.titan.config.schema import describe_type, is_value_of, Key, Schema
 
 
 class Flag(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any
 
 from torchtitan.config import JobConfig
 
-from torchtitan_simplefsdp.titan.config_rules import get_config_faults
-from torchtitan_simplefsdp.titan.config_rules_model import resolve_hf_assets_path
-from torchtitan_simplefsdp.titan.config_fault import ConfigError, describe_error, shorten
-from torchtitan_simplefsdp.titan.config_file import check_file_values, read_config_file
-from torchtitan_simplefsdp.titan.config_flags import check_flags, Flag, get_flag_value, split_flags
-from torchtitan_simplefsdp.titan.config_help import find_help_topic, print_help
-from torchtitan_simplefsdp.titan.config_schema import build_schema
+from torchtitan_simplefsdp.titan.config.rules import get_config_faults
+from torchtitan_simplefsdp.titan.config.rules_model import resolve_hf_assets_path
+from torchtitan_simplefsdp.titan.config.fault import ConfigError, describe_error, shorten
+from torchtitan_simplefsdp.titan.config.file import check_file_values, read_config_file
+from torchtitan_simplefsdp.titan.config.flags import check_flags, Flag, get_flag_value, split_flags
+from torchtitan_simplefsdp.titan.config.help import find_help_topic, print_help
+from torchtitan_simplefsdp.titan.config.schema import build_schema
 
 
 def parse_job_config(argv: list[str], world_size: int) -> JobConfig:

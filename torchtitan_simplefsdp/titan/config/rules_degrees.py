@@ -15,9 +15,9 @@ from torchtitan.config import JobConfig
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 from torchtitan.protocols.train_spec import TrainSpec
 
-from torchtitan_simplefsdp.titan.config_fault import describe_error, Rule
-from torchtitan_simplefsdp.titan.data_parallel_mode import get_data_parallel_mode
-from torchtitan_simplefsdp.titan.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.fault import describe_error, Rule
+from torchtitan_simplefsdp.titan.config.data_parallel_mode import get_data_parallel_mode
+from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
 _DEGREES = (
     "data_parallel_replicate_degree",

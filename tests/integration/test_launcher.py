@@ -1,0 +1,111 @@
+"""The launcher with real torchrun ranks that import nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchtitan_simplefsdp import launch
+
+REPOSITORY = Path(launch.__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a space in its path and two configs in it."""
+    folder = tmp_path / "work dir"
+    folder.mkdir()
+    (folder / "a b.toml").write_text('[job]\ndump_folder = "from file"\n')
+    (folder / "other.toml").write_text("")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+RANKS = """
+import os, sys, time
+from pathlib import Path
+
+rank, task = os.environ["RANK"], sys.argv[3]
+if task == "--argv":
+    print(sys.argv[1:])
+elif task == "--config-error":
+    from torchtitan_simplefsdp.launch import exit_with_config_error
+    exit_with_config_error("first fault\\nsecond fault")
+elif task == "--crash" and rank == "1":
+    raise RuntimeError("boom")
+elif task == "--sleep":
+    Path(f"pid of {rank}").write_text(str(os.getpid()))
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def start(folder: Path):
+    """Start run_train.sh in `folder` on two ranks of the module above."""
+    (folder / "ranks.py").write_text(RANKS)
+    environ = {name: value for name, value in os.environ.items() if name not in ("CONFIG_FILE", "COMM_MODE", "NNODES")}
+    environ |= {"PYTHON": sys.executable, "TRAIN_FILE": "ranks", "NGPU": "2", "LOG_RANK": "0"}
+    started = []
+
+    def start(*argv: str) -> subprocess.Popen:
+        command = [REPOSITORY / "run_train.sh", "--config", "other.toml", *argv]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, env=environ, text=True, **streams))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_arguments_reach_the_ranks_unsplit_and_logs_go_to_the_dump_folder(folder, start):
+    run = start("--argv", "two  words", "*", "--job.dump_folder=my runs")
+    stdout, stderr = run.communicate(timeout=60)
+    expected = str(["--job.config_file", "other.toml", "--argv", "two  words", "*", "--job.dump_folder=my runs"])
+    assert (run.returncode, stdout, stderr) == (0, f"[rank0]:{expected}\n", "")
+    (rank_1,) = folder.glob("my runs/logs/*/attempt_0/1/stdout.log")
+    assert rank_1.read_text() == f"{expected}\n"
+
+
+def test_a_configuration_error_of_all_ranks_is_printed_once_and_leaves_nothing(folder, start):
+    run = start("--config-error")
+    stdout, stderr = run.communicate(timeout=60)
+    assert (run.returncode, stdout, stderr) == (2, "", "first fault\nsecond fault\n")
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) in ([], ["__pycache__"])
+
+
+def test_a_crash_of_a_rank_ends_the_run_with_its_exit_code(folder, start):
+    run = start("--crash")
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "ranks FAILED" in stderr and "rank      : 1" in stderr
+    assert "Traceback" not in stderr  # of the launcher; that of rank 1, which is not shown, is in its log
+    (rank_1,) = folder.glob("outputs/logs/*/attempt_0/1/stderr.log")
+    assert rank_1.read_text().endswith("RuntimeError: boom\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_every_rank(folder, start, number):
+    run = start("--sleep")
+    pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
+    run.send_signal(number)
+    run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def wait_for_pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, f"{path.name} was never written"
+        time.sleep(0.05)
+    return int(path.read_text())

@@ -1,0 +1,1 @@
+"""Configuration: our keys, parsing, and every check that runs before a process group exists."""
