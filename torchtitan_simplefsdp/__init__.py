@@ -1,10 +1,28 @@
 """SimpleFSDP (arXiv:2411.00284) for any nn.Module, and its adapter to torchtitan's TOML-driven trainer.
 
-Importing this package imports torch only; the adapter lives in torchtitan_simplefsdp.titan.
+The names below are loaded when they are first used, so that importing the package costs nothing: the launcher reports a
+mistyped variable without waiting seconds for torch. The adapter lives in torchtitan_simplefsdp.titan.
 """
 
-from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
-from torchtitan_simplefsdp.core.parametrize import disable_gather
-from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
+    from torchtitan_simplefsdp.core.parametrize import disable_gather
+    from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
 __all__ = ["MixedPrecisionPolicy", "apply_mixed_precision", "data_parallel", "disable_gather"]
+
+_MODULES = {
+    "MixedPrecisionPolicy": "precision",
+    "apply_mixed_precision": "data_parallel",
+    "data_parallel": "data_parallel",
+    "disable_gather": "parametrize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.core.{_MODULES[name]}"), name)

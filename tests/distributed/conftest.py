@@ -3,7 +3,7 @@ import pytest
 from .ranks import RankPool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks():
     pool = RankPool()
     yield pool

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
+@cache  # each mesh has process groups, whose idle threads would slow down all later tests
 def build_meshes(mode: str, tp: int = 1) -> tuple[DeviceMesh, DeviceMesh | None]:
     """Return the data-parallel mesh of `mode` over all ranks (hybrid_shard: 2 replicas) and the TP mesh, if any."""
     dp = dist.get_world_size() // tp

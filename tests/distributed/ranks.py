@@ -1,9 +1,9 @@
 """Pools of worker processes that tests share: each call runs one function on the N ranks of a gloo world.
 
-Importing torch costs seconds, so the processes of each world size live for the whole session, and so does their process
-group: DTensor caches meshes by shape, and a cached mesh must not outlive its groups. The group rendezvous through a
-file (no port). A rank that raises fails the test; after a failure or a hang the pool is killed and the next call gets
-a new one.
+Importing torch costs seconds, so the processes of each world size live for all tests of this folder, and so does their
+process group: DTensor caches meshes by shape, and a cached mesh must not outlive its groups. The group rendezvous through
+a file (no port). A rank that raises fails the test; after a failure or a hang the pool is killed and the next call gets a
+new one.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def test_context_parallelism_equals_one_process(runs):
     assert ours[GRAD_NORM] == pytest.approx(one_process[GRAD_NORM], rel=1e-5)
 
 
-def test_pipeline_parallelism_has_the_gradient_norms_of_one_stage(runs):
-    # the loss is on the last stage only; the gradient norm is global, and clipping and AdamW act on it from step 1
+def test_pipeline_parallelism_has_the_losses_and_gradient_norms_of_one_stage(runs):
     pipeline, one_stage = runs.get_scalars(2, *BATCH_4, *PP_2), runs.get_scalars(1, *BATCH_4)
     # sums over microbatches of one sample instead of one batch of four, fp32
     assert pipeline[GRAD_NORM] == pytest.approx(one_stage[GRAD_NORM], rel=1e-5)
     assert pipeline[LOSS] == pytest.approx(one_stage[LOSS], rel=1e-6)
+    assert runs.get_printed_losses(2, *BATCH_4, *PP_2) == [f"{loss:.5f}" for loss in pipeline[LOSS]]

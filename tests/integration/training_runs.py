@@ -30,18 +30,26 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._scalars: dict[tuple, dict[str, list[float]]] = {}
+        self._results: dict[tuple, tuple[dict[str, list[float]], str]] = {}
 
     def get_scalars(self, ngpu: int, *flags: str) -> dict[str, list[float]]:
         """Return loss and gradient norm of every step, in the precision that TensorBoard keeps (float32)."""
+        return self._get_result(ngpu, *flags)[0]
+
+    def get_printed_losses(self, ngpu: int, *flags: str) -> list[str]:
+        """Return the losses in the step lines that the user sees, which rank 0 prints."""
+        lines = (line for line in self._get_result(ngpu, *flags)[1].splitlines() if "step:" in line)
+        return [line.split("loss:")[1].split()[0] for line in lines]
+
+    def _get_result(self, ngpu: int, *flags: str) -> tuple[dict[str, list[float]], str]:
         key = (ngpu, *flags)
-        if key not in self._scalars:
-            folder = self._folder / str(len(self._scalars))
+        if key not in self._results:
+            folder = self._folder / str(len(self._results))
             folder.mkdir()
             result = run_train(ngpu, *BASE_FLAGS, *flags, cwd=folder)
             assert result.returncode == 0, f"{' '.join(flags)}\n{result.stdout}\n{result.stderr}"
-            self._scalars[key] = read_scalars(folder / "outputs" / "tb")
-        return self._scalars[key]
+            self._results[key] = read_scalars(folder / "outputs" / "tb"), result.stdout
+        return self._results[key]
 
 
 def read_scalars(folder: Path) -> dict[str, list[float]]:

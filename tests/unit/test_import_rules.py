@@ -61,11 +61,24 @@ def test_private_torch_names_are_imported_in_compat_only(file):
             assert not any(part.startswith("_") and part != "__future__" for part in name.split(".")), name
 
 
-def test_importing_the_package_imports_torch_but_not_torchtitan():
+def test_importing_the_package_costs_less_than_importing_torch():
+    code = "import sys, torchtitan_simplefsdp; print([m for m in ('torch', 'torchtitan') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_core_does_not_load_torchtitan_or_what_it_needs():
     code = (
-        "import sys, torchtitan_simplefsdp\n"
-        "assert 'torch' in sys.modules\n"
+        "import sys; from torchtitan_simplefsdp import *; data_parallel, disable_gather\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torchtitan', 'datasets', 'triton', 'tensorboard')])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_unknown_names_of_the_package_are_attribute_errors():
+    import torchtitan_simplefsdp
+
+    with pytest.raises(AttributeError, match="has no attribute 'fully_shard'"):
+        torchtitan_simplefsdp.fully_shard
+    assert torchtitan_simplefsdp.__all__ == sorted(torchtitan_simplefsdp._MODULES)

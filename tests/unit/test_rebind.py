@@ -51,6 +51,7 @@ def test_on_a_gpu_the_device_layer_is_left_alone(monkeypatch):
     assert set(get_rebinds(monkeypatch, "simple_fsdp.llama3", cpu_only=False)) == {
         "torchtitan.distributed.utils.clip_grad_norm_",
         "torchtitan.distributed.utils.maybe_enable_amp",
+        "torchtitan.train.ensure_pp_loss_visible",
     }
     assert set(get_rebinds(monkeypatch, "llama3", cpu_only=False)) == {"torchtitan.distributed.utils.clip_grad_norm_"}
 

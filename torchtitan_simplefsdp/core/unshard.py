@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
@@ -100,6 +100,7 @@ class _Unshard(torch.autograd.Function):
         return full.narrow(0, 0, c.shard_dim_size).movedim(0, c.shard_dim).contiguous()
 
     @staticmethod
+    @once_differentiable  # the collectives have no gradient of their own; a double backward must not pass silently
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         c: Collectives = ctx.collectives
         if c.reduce_dtype is not None:

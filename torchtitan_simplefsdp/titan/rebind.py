@@ -49,6 +49,8 @@ def _get_rebinds(job_config: JobConfig) -> dict[str, Any]:
         # the policy of core/precision.py is the only one: torchtitan would add autocast in replicate-only runs and say
         # "disabled" in others
         rebinds["torchtitan.distributed.utils.maybe_enable_amp"] = _no_autocast
+        # it warns that the loss is visible on the last stage's ranks only; trainer.py gives it to all
+        rebinds["torchtitan.train.ensure_pp_loss_visible"] = lambda parallel_dims, job_config, color: None
     if is_cpu_only():
         values = {"device_module": CpuDevice, "device_type": "cpu"}
         rebinds.update({path: values[path.rpartition(".")[2]] for path in DEVICE_BINDINGS})

@@ -1,4 +1,4 @@
-"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients, progress and a closing line.
+"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients and loss, progress and a closing line.
 
 Not here: the training loop, which is torchtitan's.
 """
@@ -27,15 +27,19 @@ class SimpleFSDPTrainer(Trainer):
     def forward_backward_step(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """As torchtitan's; under pipeline parallelism the schedule's loss is divided too, so gradients are right."""
+        """As torchtitan's; under pipeline parallelism the schedule's loss is divided too, and all ranks return it."""
         if not (self.parallel_dims.pp_enabled and isinstance(self.loss_fn, TokenSumLoss)):
             return super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=global_valid_tokens
             )
         with self.loss_fn.divided_by(global_valid_tokens):
-            return super().forward_backward_step(
+            loss = super().forward_backward_step(
                 input_dict=input_dict, labels=labels, global_valid_tokens=torch.ones((), device=self.device)
             )
+        # torchtitan's loss is -1 on all stages but the last; every rank gets the real one, so rank 0 can show it
+        loss = loss.detach().reshape(()) * self.pp_has_last_stage
+        torch.distributed.all_reduce(loss, group=self.parallel_dims.get_mesh("pp").get_group())
+        return loss
 
     def train_step(self, data_iterator: Any) -> None:
         """As torchtitan's, then tell the launcher's progress bar; after the first one, say how long the start took."""
