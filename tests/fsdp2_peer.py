@@ -6,7 +6,6 @@ gradient norm and logging are the same and only the data parallelism differs.
 
 from dataclasses import replace
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import JobConfig
@@ -14,12 +13,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3.infra.parallelize import parallelize_llama
 from torchtitan.protocols.train_spec import register_train_spec
 
+from torchtitan_simplefsdp.titan.model import get_init_seed
 from torchtitan_simplefsdp.titan.train_spec import build_train_spec
 
 
 def parallelize_llama_fsdp2(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> nn.Module:
-    pp_mesh = parallel_dims.get_optional_mesh("pp")
-    model.init_seed = (torch.initial_seed() - (pp_mesh.get_local_rank() if pp_mesh else 0)) % 2**64
+    model.init_seed = get_init_seed(parallel_dims)
     model = parallelize_llama(model, parallel_dims, job_config)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -9,16 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
+    from torchtitan_simplefsdp.core.grad_norm import clip_grad_norm_
+    from torchtitan_simplefsdp.core.initialize import mesh_invariant_init
     from torchtitan_simplefsdp.core.parametrize import disable_gather
     from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
-__all__ = ["MixedPrecisionPolicy", "apply_mixed_precision", "data_parallel", "disable_gather"]
+__all__ = [
+    "MixedPrecisionPolicy",
+    "apply_mixed_precision",
+    "clip_grad_norm_",
+    "data_parallel",
+    "disable_gather",
+    "mesh_invariant_init",
+]
 
 _MODULES = {
     "MixedPrecisionPolicy": "precision",
     "apply_mixed_precision": "data_parallel",
+    "clip_grad_norm_": "grad_norm",
     "data_parallel": "data_parallel",
     "disable_gather": "parametrize",
+    "mesh_invariant_init": "initialize",
 }
 
 

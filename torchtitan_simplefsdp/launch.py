@@ -54,8 +54,11 @@ def exit_with_config_error(message: str) -> NoReturn:
     sys.exit(EXIT_CONFIG_ERROR)
 
 
-def run_torchrun(torchrun_args: list[str], log_dir: Path) -> int:
-    """Run the ranks to their end and return the exit code; report a configuration fault once and bare."""
+def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
+    """Run the ranks to their end and return the exit code; report a configuration fault once and bare.
+
+    `made`: the folders that exist for this run's logs alone, removed if it does not start.
+    """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -81,7 +84,7 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path) -> int:
             if message.startswith("ConfigFault: "):
                 print(message.removeprefix("ConfigFault: "), file=sys.stderr)
                 held_back.clear()
-                remove_logs(Path(failure.error_file).parents[2])
+                remove_logs(Path(failure.error_file).parents[2], made)
                 return EXIT_CONFIG_ERROR
         print(f"{error}\nOutput of all ranks: {log_dir}", file=sys.stderr)
         exitcode = error.get_first_failure()[1].exitcode
@@ -92,13 +95,20 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path) -> int:
             elastic_log.handle(record)
 
 
-def remove_logs(run_folder: Path) -> None:
-    """Remove the logs of a run that never started, and the folders above that hold nothing else."""
+def make_folders(folder: Path) -> list[Path]:
+    """Make `folder` and return those of it and its parents that were missing, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_logs(run_folder: Path, made: list[Path]) -> None:
+    """Remove the logs of a run that never started, and what is empty of the folders made for them."""
     shutil.rmtree(run_folder, ignore_errors=True)
-    for folder in (run_folder.parent, run_folder.parent.parent):
+    for folder in made:
         try:
             folder.rmdir()
-        except OSError:  # not empty
+        except OSError:  # another run writes there as well
             return
 
 
@@ -136,7 +146,7 @@ def launch(argv: list[str], environ: Mapping[str, str]) -> int:
         )
     torchrun_args = build_torchrun_args(module, module_args, environ, processes, log_dir)
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        made = make_folders(log_dir)
     except OSError as error:
         raise LaunchError(
             f"run_train.sh: cannot write the logs to {log_dir.absolute()}: {error.strerror}. "
@@ -144,7 +154,7 @@ def launch(argv: list[str], environ: Mapping[str, str]) -> int:
         ) from error
     os.environ.update(build_environment(environ, processes, gpus, len(os.sched_getaffinity(0))))
     sys.stdout.reconfigure(line_buffering=True)  # `./run_train.sh | tee FILE` shows a line when it is written
-    return run_torchrun(torchrun_args, log_dir)
+    return run_torchrun(torchrun_args, log_dir, made)
 
 
 def main() -> int:

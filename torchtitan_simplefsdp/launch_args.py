@@ -2,18 +2,7 @@
 
 Nothing here starts a process or imports torch, so that all of it can be tested as a table.
 
-[Note: launcher environment]
-Variables that decide how many processes run where; what they compute is the configuration's matter.
-  CONFIG_FILE    TOML file if the command line names none (default: train_configs/llama3_debug.toml)
-  NGPU           processes on this machine (default: its CUDA devices, else 2)
-  LOG_RANK       local ranks whose output is shown, e.g. 0,1 (default: 0); <dump_folder>/logs has that of all
-  TRAIN_FILE     module that every rank runs (default: torchtitan_simplefsdp.train)
-  COMM_MODE      fake_backend or local_tensor: one step of NGPU simulated ranks in a single process
-  NNODES         machines of the run (default: 1); more than one need NODE_RANK and RDZV_ENDPOINT
-  NODE_RANK      number of this machine, from 0 to NNODES - 1
-  RDZV_ENDPOINT  HOST:PORT of the machine with NODE_RANK=0, the same on every machine
-  RDZV_ID        name of the run, the same on every machine (default: the time, or simplefsdp on several)
-An empty variable counts as unset.
+Not here: what the processes compute, which is the configuration's matter (titan/config).
 """
 
 import time
@@ -24,6 +13,20 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
+
+ENVIRONMENT = {
+    "NGPU": "processes here (default: the CUDA devices, else 2)",
+    "CONFIG_FILE": "TOML file if no flag names one",
+    "LOG_RANK": "local ranks that are shown, e.g. 0,1 (default: 0)",
+    "TRAIN_FILE": "module that every rank runs",
+    "COMM_MODE": "fake_backend or local_tensor: dry run in one process",
+    "NNODES": "machines of the run; more than 1 need the next two",
+    "NODE_RANK": "number of this machine, from 0",
+    "RDZV_ENDPOINT": "HOST:PORT of machine 0, the same on all",
+    "RDZV_ID": "name of the run, the same on all",
+    "PYTHON": "interpreter to run with (default: python3)",
+}
+"""The environment variables of run_train.sh, as --help shows them; an empty one counts as unset."""
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = REPOSITORY / "train_configs" / "llama3_debug.toml"
@@ -152,5 +155,4 @@ def build_environment(environ: Mapping[str, str], processes: int, gpus: int, cpu
     if get_count(environ, "NNODES", 1) > 1:
         # torchrun's default shows the local rank, which is the same on every machine.
         defaults["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[${role_name}${rank}]:"
-    defaults["TORCHFT_LIGHTHOUSE"] = "http://localhost:29510"
     return {name: value for name, value in defaults.items() if not environ.get(name)}

@@ -3,6 +3,8 @@
 A rank cannot draw it: its output reaches the terminal through a file that torchrun reads line by line, with a prefix
 before each line, and a carriage return counts as the end of one. So the launcher, which owns the terminal, draws.
 Without a terminal there is no file, no bar and no cost. Imports neither torch nor torchtitan.
+
+Not here: the step lines and the ETA (titan/metrics.py).
 """
 
 import os

@@ -40,17 +40,7 @@ def main(argv: list[str]) -> None:
     except ConfigError as error:
         exit_with_config_error(str(error))
     apply_rebinds(job_config)
-    # torchtitan's main parses sys.argv itself; it gets what was parsed and checked here
-    torchtitan.train.ConfigManager = lambda: _Parsed(job_config)
     torchtitan.train.main(SimpleFSDPTrainer)
-
-
-class _Parsed:
-    def __init__(self, job_config: torchtitan.train.JobConfig) -> None:
-        self._job_config = job_config
-
-    def parse_args(self) -> torchtitan.train.JobConfig:
-        return self._job_config
 
 
 if __name__ == "__main__":

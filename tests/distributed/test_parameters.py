@@ -166,6 +166,7 @@ def check_state_dict(mode: str) -> dict:
     with count_collectives() as counter:
         state = get_model_state_dict(model)
         set_model_state_dict(model, state)
+        assert repr(model) == repr(plain).replace("Odd(", "SimpleFSDPOdd(").replace(" Linear(", " SimpleFSDPLinear(")
     assert list(model.state_dict()) == list(plain.state_dict())
     assert all(torch.equal(get_full(value), plain.state_dict()[fqn]) for fqn, value in state.items())
     with torch.no_grad():
@@ -175,5 +176,5 @@ def check_state_dict(mode: str) -> dict:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_state_dict_has_the_plain_names_and_gathers_no_parameter(ranks, mode):
+def test_state_dict_and_repr_are_the_plain_ones_and_gather_no_parameter(ranks, mode):
     assert ranks.run(check_state_dict, 4, mode) == [{}] * 4

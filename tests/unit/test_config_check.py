@@ -1,3 +1,5 @@
+"""The whole check: torchtitan's own parser is the oracle of what is right, hand-written messages of what is wrong."""
+
 import sys
 
 import pytest

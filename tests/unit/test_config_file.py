@@ -1,3 +1,5 @@
+"""Faults of the TOML file; the messages are written by hand."""
+
 import pytest
 from config_workspace import get_faults, parse, workspace
 

@@ -1,3 +1,5 @@
+"""Flags; torchtitan's ConfigManager is the oracle of what each one means."""
+
 import types
 from typing import get_args, get_origin, Literal
 

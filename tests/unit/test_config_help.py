@@ -1,3 +1,5 @@
+"""The help pages against the keys that exist."""
+
 import re
 
 import pytest

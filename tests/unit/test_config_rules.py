@@ -1,3 +1,5 @@
+"""Number rules; the messages are written by hand."""
+
 import pytest
 from config_workspace import get_faults, parse, workspace
 

@@ -1,3 +1,5 @@
+"""Rules about degrees; the messages are written by hand."""
+
 import os
 
 import pytest

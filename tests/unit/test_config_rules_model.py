@@ -1,3 +1,5 @@
+"""Rules about model, tokenizer and data; the messages are written by hand."""
+
 import os
 import sys
 
@@ -8,7 +10,7 @@ from torchtitan.protocols import train_spec as torchtitan_train_spec
 from torchtitan_simplefsdp.titan.config.rules_model import EXPERIMENTS
 
 KNOWN_MODELS = (
-    "'simple_fsdp.llama3', 'llama3_simple_fsdp', 'deepseek_v3', 'flux', 'gpt_oss', 'llama3', 'llama3_ft', 'llama4', 'qwen3'"
+    "'simple_fsdp.llama3', 'llama3_simple_fsdp', 'deepseek_v3', 'gpt_oss', 'llama3', 'llama3_ft', 'llama4', 'qwen3'"
 )
 KNOWN_DATASETS = "'c4', 'c4_test', 'c4_validation', 'pydoc', 'text'"
 TOKENIZER_ADVICE = "Expected a folder with tokenizer.json; train_configs/llama3_debug.toml shows one that works."
@@ -31,6 +33,11 @@ CASES = {
         1,
         "model.name='autoparallel.llama3' is a model of torchtitan.experiments, which torchtitan_simplefsdp does not run. "
         "Use torchtitan's own trainer.",
+    ),
+    "model_with_a_trainer_of_its_own": (
+        "--model.name flux",
+        1,
+        "model.name='flux' makes images and has a trainer of its own. Use torchtitan's own entry point for it.",
     ),
     "unknown_flavor": (
         "--model.flavor 8b",
@@ -78,7 +85,7 @@ def test_a_broken_rule_is_the_one_fault(workspace, flags, world_size, fault):
         ("--training.dataset text", 1, "training.dataset='text' needs a dataset_path: a file, a folder or a glob pattern"),
         ("--training.dataset text --training.dataset_path no/*.txt", 1, "training.dataset='text': 'no/*.txt' not found (looked in "),
         (
-            "--validation.enable --validation.dataset text --validation.dataset_path text",
+            "--validation.enable --validation.steps 2 --validation.dataset text --validation.dataset_path text",
             2,
             "validation.dataset_path='text' has 1 documents for 2 data-parallel ranks",
         ),

@@ -1,3 +1,5 @@
+"""The mode of each combination of degrees, written by hand."""
+
 import pytest
 
 from torchtitan_simplefsdp.titan.config.data_parallel_mode import get_data_parallel_mode

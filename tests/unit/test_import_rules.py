@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,22 @@ def test_private_torch_names_are_imported_in_compat_only(file):
     for name in get_imports(file):
         if is_below(name, "torch"):
             assert not any(part.startswith("_") and part != "__future__" for part in name.split(".")), name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_private_torch_attributes_are_read_in_compat_only(file):
+    if file.name == "compat.py":
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            assert not re.match(r"(?!torch\.ops\.)(torch|dist|mesh|device_mesh|cp_mesh|pp_mesh|tp_mesh)\.(\w+\.)*_[a-z]", name), name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_module_says_what_is_not_in_it(file):
+    docstring = ast.get_docstring(ast.parse(file.read_text()))
+    assert file.name == "__init__.py" or "Not here: " in docstring
 
 
 def test_importing_the_package_costs_less_than_importing_torch():

@@ -138,7 +138,7 @@ def test_a_bad_variable_is_named_before_anything_starts(folder, environ, complai
     ],
 )
 def test_ranks_get_defaults_only_for_variables_that_are_unset(environ, processes, gpus, cpus, expected):
-    added = launch_args.build_environment({"TORCHFT_LIGHTHOUSE": "mine", **environ}, processes, gpus, cpus)
+    added = launch_args.build_environment(environ, processes, gpus, cpus)
     assert added == expected
 
 

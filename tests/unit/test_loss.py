@@ -1,3 +1,5 @@
+"""The loss against torch's cross entropy, positions against torchtitan's order."""
+
 import torch
 import torch.nn.functional as F
 from torchtitan.config import JobConfig

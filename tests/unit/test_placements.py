@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_module
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchtitan_simplefsdp import MixedPrecisionPolicy, apply_mixed_precision, data_parallel
-from torchtitan_simplefsdp.core.placements import get_local_rows
+from torchtitan_simplefsdp.core.placements import get_local_rows, is_cut_as_dtensor_describes
 
 
 @pytest.fixture
@@ -149,11 +149,11 @@ def shard_on_same_dim(mesh) -> nn.Module:
 @pytest.mark.parametrize(
     "build, message",
     [
-        (wrap_twice, "data_parallel: module '0' has SimpleFSDP already. Apply data_parallel once per module."),
+        (wrap_twice, "data_parallel: module '0' has SimpleFSDP already. Apply it once per module."),
         (
             wrap_fsdp2,
             "data_parallel: module '0' is wrapped by FSDPModule already. Pass the bare model: "
-            "data_parallel replaces fully_shard and DistributedDataParallel.",
+            "SimpleFSDP replaces fully_shard and DistributedDataParallel.",
         ),
         (
             shard_on_same_dim,
@@ -196,6 +196,68 @@ def test_a_parameter_on_another_device_is_refused(world):
     mesh._device_type = "cuda"
     with pytest.raises(ValueError, match="parameter '0.weight' is on cpu, the mesh on 'cuda'"):
         data_parallel(linear(), mesh, mode="fully_shard")
+
+
+def get_described_rows(rows: int, tp: int, fsdp: int) -> list[list[int]]:
+    """Return the rows of each (fsdp, tp) rank as DTensor's own placements stand for them."""
+    full = torch.arange(rows)
+    described = []
+    for rank in range(tp * fsdp):
+        dist.init_process_group("fake", rank=rank, world_size=tp * fsdp, store=FakeStore())
+        mesh = init_device_mesh("cpu", (fsdp, tp), mesh_dim_names=("fsdp", "tp"))
+        placements = [_StridedShard(0, split_factor=tp), Shard(0)]
+        described.append(distribute_tensor(full, mesh, placements, src_data_rank=None).to_local().tolist())
+        dist.destroy_process_group()
+    return described
+
+
+@pytest.mark.parametrize("tp, fsdp", [(2, 2), (2, 3), (2, 4), (4, 2), (3, 3)])
+def test_a_cut_is_accepted_only_where_dtensor_describes_the_same_shards(tp, fsdp):
+    accepted = 0
+    for rows in range(1, 28):
+        ours = []
+        for rank in range(tp * fsdp):
+            tp_start, tp_rows = get_local_rows(rows, tp, rank % tp)
+            start, length = get_local_rows(tp_rows, fsdp, rank // tp)
+            ours.append(list(range(tp_start + start, tp_start + start + length)))
+        if is_cut_as_dtensor_describes(rows, tp, fsdp):
+            accepted += 1
+            assert get_described_rows(rows, tp, fsdp) == ours, rows
+    assert accepted >= 27 // (tp * fsdp)  # every multiple
+
+
+def test_a_dim_that_tensor_parallelism_cut_too_unevenly_is_refused(world):
+    mesh = build_mesh(fsdp=4, tp=2)
+    model = nn.Sequential(nn.Linear(4, 9, bias=False))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    with pytest.raises(NotImplementedError) as caught:
+        data_parallel(model, mesh["fsdp"], mode="fully_shard")
+    assert str(caught.value) == (
+        "data_parallel: dim 0 of parameter '0.weight', of size 9, is cut by tensor parallelism into 2 pieces too uneven to be "
+        "cut again into 4 shards. Pad it to a multiple of 8, or change the degrees."
+    )
+
+
+def test_a_replaced_parameter_is_an_error_when_it_is_read(world):
+    model = data_parallel(linear(), build_mesh(fsdp=4), mode="fully_shard")
+    model[0].weight = nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(TypeError, match="parameter 'weight' of SimpleFSDPLinear was replaced by a plain tensor"):
+        model(torch.ones(1, 4))
+
+
+def test_a_second_backward_through_a_read_is_an_error(world):
+    model = data_parallel(linear(), build_mesh(fsdp=4), mode="fully_shard")
+    x = torch.ones(1, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).square().sum(), model[0]._parameters["weight"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.to_local().sum().backward()
+
+
+def test_reduce_dtype_has_no_effect_where_nothing_is_reduced():
+    model = linear()
+    apply_mixed_precision(model, MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    model(torch.full((1, 4), 1.001)).sum().backward()
+    assert torch.equal(model[0]._parameters["weight"].grad, torch.full((4, 4), 1.001))
 
 
 def test_mixed_precision_without_data_parallelism_casts_on_read_and_keeps_storage():

@@ -51,9 +51,13 @@ def test_on_a_gpu_the_device_layer_is_left_alone(monkeypatch):
     assert set(get_rebinds(monkeypatch, "simple_fsdp.llama3", cpu_only=False)) == {
         "torchtitan.distributed.utils.clip_grad_norm_",
         "torchtitan.distributed.utils.maybe_enable_amp",
+        "torchtitan.train.ConfigManager",
         "torchtitan.train.ensure_pp_loss_visible",
     }
-    assert set(get_rebinds(monkeypatch, "llama3", cpu_only=False)) == {"torchtitan.distributed.utils.clip_grad_norm_"}
+    assert set(get_rebinds(monkeypatch, "llama3", cpu_only=False)) == {
+        "torchtitan.distributed.utils.clip_grad_norm_",
+        "torchtitan.train.ConfigManager",
+    }
 
 
 def test_without_a_gpu_device_names_peak_flops_and_profiler_are_replaced(monkeypatch):

@@ -1,6 +1,8 @@
 """Private torch names, all in one place, each with its reason.
 
 Tried on torch 2.13.0, 2.14.1 and 2.15.0. Nothing outside this file imports a private torch name.
+
+Not here: what is done with them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ by what the whole batch holds (torchtitan divides by the global token count) or 
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .parameter import build_cast, build_sharded_parameter
 from .parametrize import Parametrization, is_parametrized, parametrize
-from .placements import validate_mode
+from .placements import is_cut_as_dtensor_describes, validate_mode
 from .precision import MixedPrecisionPolicy
 
 
@@ -30,6 +32,9 @@ def data_parallel(
     Every rank must hold the same parameter values when this is called (or meta tensors), as with `fully_shard`.
     Parameters that are DTensors already (tensor parallelism) keep their placements on the inner mesh dims. Tied
     parameters stay tied, frozen ones stay frozen and cost no reduction, buffers are untouched, FQNs do not change.
+
+    Reading `module.weight` gathers a copy, so initialize a meta model after `to_empty` inside
+    `with torch.no_grad(), mesh_invariant_init(model):`, where reads return the stored parameters.
 
     Args:
         model: any module; on the mesh's device or on meta.
@@ -47,13 +52,14 @@ def data_parallel(
         ValueError: unknown mode, mesh of another number of dims, shard_dim out of range, model (or part) that has
             data parallelism already, parameter on another device.
         TypeError: `device_mesh` or `mp_policy` of another type.
+        NotImplementedError: a dim cut by tensor parallelism so unevenly that DTensor cannot describe its shards.
 
     Source: arXiv:2411.00284, section 3; upstream `torchtitan/experiments/simple_fsdp/simple_fsdp.py`, whose signature
     this keeps. Differs: collectives on local tensors instead of `redistribute`, uneven shards, ties, frozen parameters.
     """
-    mp_policy = _validate_policy(mp_policy)
+    mp_policy = _validate_policy("data_parallel", mp_policy)
     validate_mode(mode, device_mesh)
-    _validate_model(model)
+    _validate_model("data_parallel", model)
     placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim)
     _install(placed)
     return model
@@ -67,9 +73,10 @@ def apply_mixed_precision(model: nn.Module, mp_policy: MixedPrecisionPolicy) -> 
 
     Raises:
         ValueError: model (or part) that has data parallelism already.
+        TypeError: `mp_policy` of another type.
     """
-    mp_policy = _validate_policy(mp_policy)
-    _validate_model(model)
+    mp_policy = _validate_policy("apply_mixed_precision", mp_policy)
+    _validate_model("apply_mixed_precision", model)
     placed = [
         (module, {}, {name: build_cast(module._parameters[name], mp_policy) for name in names})
         for module, names in _modules_with_parameters(model)
@@ -78,27 +85,27 @@ def apply_mixed_precision(model: nn.Module, mp_policy: MixedPrecisionPolicy) -> 
     return model
 
 
-def _validate_policy(mp_policy: MixedPrecisionPolicy | None) -> MixedPrecisionPolicy:
+def _validate_policy(caller: str, mp_policy: MixedPrecisionPolicy | None) -> MixedPrecisionPolicy:
     if mp_policy is None:
         return MixedPrecisionPolicy()
     if not isinstance(mp_policy, MixedPrecisionPolicy):
         raise TypeError(
-            f"data_parallel: mp_policy must be a torchtitan_simplefsdp.MixedPrecisionPolicy or None, "
+            f"{caller}: mp_policy must be a torchtitan_simplefsdp.MixedPrecisionPolicy or None, "
             f"got {type(mp_policy).__module__}.{type(mp_policy).__qualname__}."
         )
     return mp_policy
 
 
-def _validate_model(model: nn.Module) -> None:
+def _validate_model(caller: str, model: nn.Module) -> None:
     for fqn, module in model.named_modules():
         where = f"module {fqn!r}" if fqn else "the model"
         if is_parametrized(module):
-            raise ValueError(f"data_parallel: {where} has SimpleFSDP already. Apply data_parallel once per module.")
+            raise ValueError(f"{caller}: {where} has SimpleFSDP already. Apply it once per module.")
         for wrapper in (FSDPModule, DistributedDataParallel):
             if isinstance(module, wrapper):
                 raise ValueError(
-                    f"data_parallel: {where} is wrapped by {wrapper.__name__} already. Pass the bare model: "
-                    "data_parallel replaces fully_shard and DistributedDataParallel."
+                    f"{caller}: {where} is wrapped by {wrapper.__name__} already. Pass the bare model: "
+                    "SimpleFSDP replaces fully_shard and DistributedDataParallel."
                 )
 
 
@@ -150,6 +157,17 @@ def _validate_parameter(
                 f"data_parallel: parameter {fqn!r} is a DTensor on mesh dim {sorted(shared)[0]!r} already, which is "
                 f"also a data-parallel dim. Pass a mesh of the other dims."
             )
+        if mode != "replicate" and parameter.ndim > 0:
+            dim = shard_dim % parameter.ndim
+            cuts = [p.is_shard(dim) for p in parameter.placements]
+            tp = math.prod(parameter.device_mesh.size(i) for i, is_cut in enumerate(cuts) if is_cut)
+            degree = device_mesh.size(device_mesh.ndim - 1)
+            if not is_cut_as_dtensor_describes(parameter.size(dim), tp, degree):
+                raise NotImplementedError(
+                    f"data_parallel: dim {dim} of parameter {fqn!r}, of size {parameter.size(dim)}, is cut by tensor "
+                    f"parallelism into {tp} pieces too uneven to be cut again into {degree} shards. Pad it to a multiple "
+                    f"of {tp * degree}, or change the degrees."
+                )
 
 
 def _install(placed: _Placed) -> None:

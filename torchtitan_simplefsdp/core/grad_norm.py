@@ -32,20 +32,30 @@ def clip_grad_norm_(
     Returns:
         fp32 scalar on the gradients' device, the same on every rank.
     """
+    parameters = list(parameters)
+    device = parameters[0].device if parameters else None
     parameters = [p for p in parameters if p.grad is not None]
-    total_norm = get_total_norm([p.grad for p in parameters], groups).float()
+    total_norm = get_total_norm([p.grad for p in parameters], groups, device).float()
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total_norm)
     return total_norm
 
 
 @torch.no_grad()
-def get_total_norm(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup] = ()) -> torch.Tensor:
+def get_total_norm(
+    gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup] = (), device: torch.device | None = None
+) -> torch.Tensor:
     """Return the total 2-norm of gradients as an fp64 scalar; one all_reduce per mesh dim and group.
+
+    Args:
+        gradients: sharded or plain; may be empty, for a pipeline stage that has none.
+        groups: process groups whose ranks hold other gradients.
+        device: where to sum; None: the device of the first gradient, CPU without any.
 
     Raises:
         ValueError: a gradient with a Partial placement.
     """
-    device = gradients[0].device if gradients else torch.device("cpu")
+    if device is None:
+        device = gradients[0].device if gradients else torch.device("cpu")
     total = torch.zeros((), dtype=torch.float64, device=device)
     sums: dict[DeviceMesh, torch.Tensor] = {}
     for gradient in gradients:

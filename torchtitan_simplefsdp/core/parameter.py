@@ -82,7 +82,7 @@ def _build_collectives(
         shard_group="",
         replicate_groups=(),
         param_dtype=(mp_policy.param_dtype or parameter.dtype) if floating else parameter.dtype,
-        reduce_dtype=mp_policy.reduce_dtype if floating else None,
+        reduce_dtype=None,
     )
     for mesh_dim, placement in enumerate(dp_placements):
         degree = device_mesh.size(mesh_dim)
@@ -98,6 +98,8 @@ def _build_collectives(
             )
         else:
             collectives = collectives._replace(replicate_groups=(*collectives.replicate_groups, group))
+        if floating:
+            collectives = collectives._replace(reduce_dtype=mp_policy.reduce_dtype)
     return collectives
 
 

@@ -2,7 +2,8 @@
 
 A module that owns parameters gets a subclass of its class with one property per parameter. The class holds no state:
 it is cached per (class, names), and each property looks up its instance, so two models with other meshes or policies
-live in one process. `module._parameters`, FQNs and `state_dict` keep the sharded DTensors.
+live in one process. `module._parameters`, FQNs and `state_dict` keep the sharded DTensors. Every read of a parameter by
+attribute, `hasattr` included, is a collective: all ranks must make it, or none.
 
 Not here: how a parameter is gathered (unshard.py).
 """
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from .unshard import Collectives, TensorParallelSpec, unshard
 
@@ -61,15 +63,25 @@ def parametrize(module: nn.Module, parametrizations: dict[str, Parametrization])
 
 @lru_cache(maxsize=None)
 def _parametrized_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    inherited_modifiers = getattr(cls, "_fqn_modifiers", lambda self: {})
     namespace: dict = {name: property(_getter(name)) for name in names}
     namespace.update(
         __module__=cls.__module__,
         _simple_fsdp_stored=property(lambda self: SimpleNamespace(**self._parameters)),
         # torch.distributed.checkpoint resolves FQNs with getattr, which would gather every parameter once per save
         # or load. Its hook for renamed children redirects the last step to the stored parameters.
-        _fqn_modifiers=lambda self: dict.fromkeys(names, "_simple_fsdp_stored"),
+        _fqn_modifiers=lambda self: {**inherited_modifiers(self), **dict.fromkeys(names, "_simple_fsdp_stored")},
+        extra_repr=_extra_repr_without_gather(cls),
     )
     return type(f"SimpleFSDP{cls.__name__}", (cls,), namespace)
+
+
+def _extra_repr_without_gather(cls: type[nn.Module]):
+    def extra_repr(self: nn.Module) -> str:
+        with disable_gather():  # Linear looks at its bias, and print(model) on one rank must not wait for the others
+            return cls.extra_repr(self)
+
+    return extra_repr
 
 
 def _getter(name: str):
@@ -78,6 +90,11 @@ def _getter(name: str):
         if stored is None or not _gather_enabled:
             return stored
         how = self._simple_fsdp[name]
+        if how.collectives.shard_degree > 1 and not isinstance(stored, DTensor):
+            raise TypeError(
+                f"data_parallel: parameter {name!r} of {type(self).__name__} was replaced by a plain tensor after sharding. "
+                "Copy new values into the sharded parameter instead, or replace it before data_parallel."
+            )
         return unshard(stored, how.collectives, how.tensor_parallel)
 
     return read

@@ -77,6 +77,16 @@ def get_spanned_placements(
     return compat.concatenate_meshes(dp_mesh, parameter.device_mesh), (*spanned, *parameter.placements)
 
 
+def is_cut_as_dtensor_describes(rows: int, tp_degree: int, shard_degree: int) -> bool:
+    """Return whether TP and FSDP cutting the same dim give the shards that DTensor's placements stand for.
+
+    DTensor takes every TP piece to have the same padded shard size. With 50257 rows on tp=2, fsdp=8 the pieces have 25129
+    and 25128 rows and shards of 3142 and 3141, and a checkpoint would hold rows at wrong places.
+    """
+    lengths = [get_local_rows(rows, tp_degree, tp_rank)[1] for tp_rank in range(tp_degree)]
+    return len({-(-length // shard_degree) for length in lengths}) == 1
+
+
 def get_local_rows(rows: int, shard_degree: int, shard_rank: int) -> tuple[int, int]:
     """Return (start, length) of one shard of `rows` rows: `ceil(rows / degree)` each, as `torch.chunk` cuts."""
     padded = -(-rows // shard_degree)

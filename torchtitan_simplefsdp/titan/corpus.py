@@ -8,6 +8,8 @@ A first run should need neither the internet nor a data folder. `pydoc_data.topi
 A document is one section of a topic, and each section is taken once. Whole topics serve badly: 22 of
 79 are contained in another one (`with` is in `compound` and in `specialnames`), one of them is 14
 percent of the text, and split over 4 ranks one rank gets three times another's text.
+
+Not here: the tokenizer trained on it (tokenizer.py), the registration with torchtitan (datasets.py).
 """
 
 import random

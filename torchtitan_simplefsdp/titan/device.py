@@ -1,7 +1,7 @@
 """Device layer: the part of `torch.cuda` that torchtitan's trainer calls, for a machine without a GPU.
 
 torchtitan 0.2.2 asks a device module for names, memory and synchronization and falls back to "cuda" where there is
-none. `CpuDevice` answers for the CPU with gloo: memory is that of this process, measured.
+none. `CpuDevice` answers for the CPU with gloo: memory is that of this process, measured. Linux only, as torchtitan's triton import is.
 
 Not here: replacing torchtitan's bindings with it (rebind.py).
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,10 +40,9 @@ class CpuDevice:
     @staticmethod
     def get_device_name(device: torch.device | None = None) -> str:
         """Return the processor's model name."""
-        cpuinfo = Path("/proc/cpuinfo")
-        lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(names, platform.processor() or platform.machine())
+        return next(names, platform.machine())  # ARM lists no names
 
     @staticmethod
     def get_device_properties(device: torch.device | None = None) -> SimpleNamespace:
@@ -69,11 +66,6 @@ class CpuDevice:
 
 def get_peak_resident_bytes() -> int:
     """Return the largest resident set that this process has had, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # not ru_maxrss: on Linux that survives exec, so it starts at the size of the launcher
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # not getrusage's ru_maxrss: that survives exec, so it starts at the size of the launcher
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -6,9 +6,16 @@ Not here: the model itself, which is torchtitan's; parallelisms (parallelize.py)
 from __future__ import annotations
 
 import torch
+from torchtitan.distributed import ParallelDims
 from torchtitan.models.llama3 import Transformer
 
 from torchtitan_simplefsdp.core.initialize import mesh_invariant_init
+
+
+def get_init_seed(parallel_dims: ParallelDims) -> int:
+    """Return the seed that all ranks share; torchtitan has seeded torch with it plus the pipeline rank."""
+    pp_mesh = parallel_dims.get_optional_mesh("pp")
+    return (torch.initial_seed() - (pp_mesh.get_local_rank() if pp_mesh else 0)) % 2**64
 
 
 class SimpleFSDPTransformer(Transformer):

@@ -21,6 +21,7 @@ from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
 from .context_parallel import AllGatherAttention
 from .config.data_parallel_mode import get_data_parallel_mode
+from .model import get_init_seed
 
 OP_SAC_SAVE_LIST = torchtitan_op_sac_save_list | {
     # attention on CPU; recomputing it would be slow, and on torch 2.13 breaks compile (its ops count as random there)
@@ -36,13 +37,9 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
     Returns:
         The model, wrapped by torch.compile if that is enabled.
 
-    Raises:
-        ValueError: seq_len that the degrees do not divide.
+    The degrees fit each other and the model: config/rules_degrees.py has checked that.
     """
-    validate_seq_len(job_config.training.seq_len, parallel_dims)
-    # torchtitan adds the pipeline rank to the seed, but every stage must draw from the whole model's
-    pp_mesh = parallel_dims.get_optional_mesh("pp")
-    model.init_seed = (torch.initial_seed() - (pp_mesh.get_local_rank() if pp_mesh else 0)) % 2**64
+    model.init_seed = get_init_seed(parallel_dims)
     if parallel_dims.tp_enabled:
         apply_tp(model, parallel_dims, job_config)
     if parallel_dims.cp_enabled:
@@ -53,17 +50,6 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
     if _is_model_compiled(job_config):
         model = apply_compile(model, job_config)
     return model
-
-
-def validate_seq_len(seq_len: int, parallel_dims: ParallelDims) -> None:
-    """Raise unless sequence and context parallelism can cut `seq_len` tokens evenly."""
-    divisor = parallel_dims.seq_len_divisor
-    if seq_len % divisor:
-        raise ValueError(
-            f"training.seq_len={seq_len} is not divisible by {divisor}, which is tensor parallel degree "
-            f"{parallel_dims.tp} times 2 * context parallel degree {parallel_dims.cp}. "
-            f"Nearest that is: {seq_len // divisor * divisor or divisor}."
-        )
 
 
 def apply_tp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfig) -> None:
@@ -125,10 +111,11 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
         f"{applied}; initial weights drawn from seed {model.init_seed}; parameters stored in {training.dtype}, "
         f"computed in {training.mixed_precision_param}, reduced in {training.mixed_precision_reduce}"
     )
-    if mode in ("fully_shard", "hybrid_shard") and job_config.parallelism.fsdp_reshard_after_forward != "never":
+    if mode in ("fully_shard", "hybrid_shard"):
         logger.info(
             f"SimpleFSDP: parallelism.fsdp_reshard_after_forward={job_config.parallelism.fsdp_reshard_after_forward!r} "
-            "is not active yet: gathered parameters stay in memory until their backward, as with 'never'"
+            "is not active yet: gathered parameters stay in memory until their backward, and where activation "
+            "checkpointing recomputes a block they are freed and gathered again"
         )
 
 

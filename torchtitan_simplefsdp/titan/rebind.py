@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import math
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,7 +45,11 @@ def apply_rebinds(job_config: JobConfig) -> None:
 
 def _get_rebinds(job_config: JobConfig) -> dict[str, Any]:
     # the norm must not depend on the sharding, whatever the model (see core/grad_norm.py); called by Trainer.train_step
-    rebinds: dict[str, Any] = {"torchtitan.distributed.utils.clip_grad_norm_": _clip_grad_norm}
+    rebinds: dict[str, Any] = {
+        "torchtitan.distributed.utils.clip_grad_norm_": _clip_grad_norm,
+        # torchtitan's main parses sys.argv itself; it gets what was parsed and checked already
+        "torchtitan.train.ConfigManager": lambda: SimpleNamespace(parse_args=lambda: job_config),
+    }
     if job_config.model.name in SERVED_MODELS:
         # the policy of core/precision.py is the only one: torchtitan would add autocast in replicate-only runs and say
         # "disabled" in others

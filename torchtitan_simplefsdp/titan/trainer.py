@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
@@ -20,7 +21,7 @@ from .loss import TokenSumLoss
 
 
 class SimpleFSDPTrainer(Trainer):
-    """Trains any model that torchtitan knows; what it adds is in the methods below."""
+    """Trains any text model that torchtitan knows; what it adds is in the methods below."""
 
     _started = os.environ.get("SIMPLEFSDP_STARTED")  # when run_train.sh was called, in seconds since the epoch
 
@@ -37,7 +38,8 @@ class SimpleFSDPTrainer(Trainer):
                 input_dict=input_dict, labels=labels, global_valid_tokens=torch.ones((), device=self.device)
             )
         # torchtitan's loss is -1 on all stages but the last; every rank gets the real one, so rank 0 can show it
-        loss = loss.detach().reshape(()) * self.pp_has_last_stage
+        loss = loss.detach()
+        loss = (loss.full_tensor() if isinstance(loss, DTensor) else loss).reshape(()) * self.pp_has_last_stage
         torch.distributed.all_reduce(loss, group=self.parallel_dims.get_mesh("pp").get_group())
         return loss
 
@@ -64,4 +66,4 @@ class SimpleFSDPTrainer(Trainer):
             "traces": config.profiling.enable_profiling and dump_folder / config.profiling.save_traces_folder,
         }
         found = [f"{what} in {os.path.abspath(where)}" for what, where in places.items() if where]
-        return f"Finished step {self.step}. " + ("; ".join(found) or "Nothing was written: no output is enabled") + "."
+        return f"Finished step {self.step}. " + ("; ".join(found) or "No checkpoints, TensorBoard or traces enabled") + "."

@@ -4,6 +4,8 @@ torchtitan 0.2.2 leaves the validation dataset where the previous validation end
 loader workers hold a copy of it. With a map-style dataset (`pydoc`, `text`, `c4_test`) the losses of
 two validations are then those of different batches, and with `validation.steps = -1` the second
 validation finds no batch and crashes. Every validation here starts at the first document.
+
+Not here: validation under pipeline or context parallelism, which config/rules_features.py refuses.
 """
 
 import copy

@@ -4,6 +4,8 @@ Why it exists: torchtitan's ConfigManager stops at the first fault, with a trace
 and leaves most faults to the trainer, where a process group already exists. Precedence is the
 same: flag, then file, then default. Nothing here prints (except --help), touches a device or
 communicates, so every rank reaches the same result.
+
+Not here: the single checks; they are in the modules that this one calls in order.
 """
 
 import dataclasses

@@ -2,6 +2,8 @@
 
 Why it exists: the config check and the parallelize function must derive the same mode from
 the same degrees. Pure arithmetic: no mesh, no torchtitan.
+
+Not here: building meshes or applying the mode (parallelize.py).
 """
 
 

@@ -2,6 +2,8 @@
 
 A fault is one line of text that names the key it is about. Faults are collected, never raised
 one at a time, so that a user sees everything wrong with a run at once.
+
+Not here: any check.
 """
 
 import difflib

@@ -2,6 +2,8 @@
 
 Faults are collected with their source (the file's path as the user gave it); what is faulty is
 left out, so that the checks after this one still run on the rest.
+
+Not here: what the values mean together (rules.py).
 """
 
 import dataclasses

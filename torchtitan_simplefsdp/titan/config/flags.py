@@ -4,6 +4,8 @@ tyro does the parsing, with torchtitan's own rules, one key at a time: on a whol
 stops at the first fault and prints a box instead of raising. Both spellings work as in torchtitan
 (`--training.seq_len`, `--training.seq-len`, with a space or `=`), and so do `--compile.enable` and
 `--compile.no-enable`. Of a repeated flag the last one counts.
+
+Not here: what the values mean together (rules.py), the launcher's own options (launch_args.py).
 """
 
 import contextlib

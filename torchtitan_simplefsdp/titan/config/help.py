@@ -2,6 +2,8 @@
 
 `--help` alone lists the sections, because all flags together are 25 screens. The flags and their
 docs are printed by tyro from the dataclasses, so they cannot go out of date.
+
+Not here: the docs of the keys, which stand below the fields in the dataclasses.
 """
 
 import contextlib
@@ -9,6 +11,7 @@ import dataclasses
 
 import tyro
 
+from torchtitan_simplefsdp.launch_args import ENVIRONMENT
 from torchtitan_simplefsdp.titan.config import job_config
 from torchtitan_simplefsdp.titan.config.fault import ConfigError, count_noun, find_close, get_suggestion
 from torchtitan_simplefsdp.titan.config.flags import build_registry
@@ -41,18 +44,6 @@ _SECTIONS = {
     "validation": "validation dataset, frequency, steps",
     "debug": "seed and determinism",
     "simple_fsdp": "data-parallel mode (see above)",
-}
-_ENVIRONMENT = {
-    "NGPU": "ranks on this node",
-    "CONFIG_FILE": "the TOML file",
-    "LOG_RANK": "ranks whose output is shown, comma separated",
-    "TRAIN_FILE": "the module that is run on every rank",
-    "COMM_MODE": "fake_backend or local_tensor: dry run in one process",
-    "NNODES": "number of nodes",
-    "NODE_RANK": "this node's number, from 0",
-    "RDZV_ENDPOINT": "host:port at which the nodes meet",
-    "RDZV_ID": "name of the run, the same on every node",
-    "PYTHON": "interpreter to run with",
 }
 
 
@@ -100,7 +91,7 @@ def _get_tables(schema: Schema, sections: list[str]) -> str:
         text = _SECTIONS.get(section, "from job.custom_config_module")
         lines.append(f"  {section:<{width}}  {count_noun(count, 'key'):>7}  {text}")
     lines.append("environment variables of run_train.sh:")
-    lines += [f"  {name:<{width}}  {text}" for name, text in _ENVIRONMENT.items()]
+    lines += [f"  {name:<{width}}  {text}" for name, text in ENVIRONMENT.items()]
     return "\n".join(lines)
 
 

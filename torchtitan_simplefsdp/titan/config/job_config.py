@@ -5,6 +5,8 @@ keys work in TOML and on the command line. Checks of their values are in the rul
 
 Annotations stay real types (no `from __future__ import annotations`): the merge and the checks
 read them.
+
+Not here: torchtitan's own keys.
 """
 
 from dataclasses import dataclass, field

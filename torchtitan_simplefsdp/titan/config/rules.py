@@ -39,14 +39,13 @@ def get_config_faults(config: JobConfig, world_size: int, suspects: set[str]) ->
     return faults
 
 
-def _get_minimum_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
-    for section, names in _AT_LEAST_ONE.items():
-        if section == "validation" and not config.validation.enable:
-            continue
-        for name in names:
-            value = getattr(getattr(config, section), name)
-            if value < 1:
-                yield f"{section}.{name}={value} must be at least 1."
+def _build_minimum_rule(section: str, name: str) -> Rule:
+    def get_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+        value = getattr(getattr(config, section), name)
+        if value < 1 and (section != "validation" or config.validation.enable):
+            yield f"{section}.{name}={value} must be at least 1."
+
+    return Rule((f"{section}.{name}", "validation.enable"), get_faults)
 
 
 def _get_profiling_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
@@ -75,7 +74,7 @@ def _get_checkpoint_faults(config: JobConfig, world_size: int, train_spec: Train
 
 
 _NUMBER_RULES = (
-    Rule(("validation.enable",), _get_minimum_faults),
+    *(_build_minimum_rule(section, name) for section, names in _AT_LEAST_ONE.items() for name in names),
     Rule(("profiling",), _get_profiling_faults),
     Rule(("checkpoint",), _get_checkpoint_faults),
 )

@@ -1,6 +1,8 @@
 """Rules about combinations of torchtitan's features that do not work here, each with its reason.
 
 Without them these runs would fail late, or train on something else than was asked for.
+
+Not here: degrees that do not fit (rules_degrees.py), missing files (rules_model.py).
 """
 
 from collections.abc import Iterator
@@ -10,8 +12,9 @@ from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.config.fault import Rule
-from torchtitan_simplefsdp.titan.device import is_cpu_only
 from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
+from torchtitan_simplefsdp.titan.device import is_cpu_only
 
 # read whole by every data loader worker in torchtitan 0.2.2; streamed datasets are split between workers
 _MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")
@@ -33,6 +36,34 @@ def _get_worker_faults(config: JobConfig, world_size: int, train_spec: TrainSpec
                 f"{section}.dataloader.num_workers={values.dataloader.num_workers}: each worker would read all of "
                 f"dataset {values.dataset!r}, so every batch would come that many times. Use 0 or 1."
             )
+
+
+def _get_validation_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    if not config.validation.enable:
+        return
+    for name in ("pipeline_parallel_degree", "context_parallel_degree"):
+        degree = getattr(config.parallelism, name)
+        if degree > 1:
+            yield (
+                f"validation.enable with parallelism.{name}={degree} is not supported yet: torchtitan 0.2.2 shows a wrong "
+                "validation loss there. Remove validation.enable, or set the degree to 1."
+            )
+    degrees = get_degrees(config, world_size)
+    if config.validation.steps == -1 and degrees and degrees.dp_replicate * degrees.dp_shard > 1:
+        yield (
+            "validation.steps=-1 (all data) needs one data-parallel rank: ranks hold different numbers of batches, and those "
+            f"with more would wait for ever. Set validation.steps to a number; there are "
+            f"{degrees.dp_replicate * degrees.dp_shard} such ranks."
+        )
+
+
+def _get_memory_budget_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    compiled = config.compile.enable and "model" in config.compile.components
+    if config.activation_checkpoint.mode == "memory_budget" and not compiled:
+        yield (
+            "activation_checkpoint.mode='memory_budget' is the compiler's work: add --compile.enable (with 'model' among "
+            "compile.components), or use another mode."
+        )
 
 
 def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
@@ -64,5 +95,7 @@ FEATURE_RULES = (
         ("training.dataset", "training.dataloader", "validation.dataset", "validation.dataloader", "validation.enable"),
         _get_worker_faults,
     ),
+    Rule(("validation", "parallelism"), _get_validation_faults),
+    Rule(("activation_checkpoint.mode", "compile"), _get_memory_budget_faults),
     Rule(("profiling", "parallelism", "model", "compile", "activation_checkpoint"), _get_cpu_faults),
 )

@@ -1,6 +1,8 @@
 """Rules about what a run reads: model, flavor, tokenizer, datasets.
 
-A model without a tokenizer (flux) reads no text, so its tokenizer and dataset are not looked at.
+A custom model without a tokenizer reads no text, so its tokenizer and dataset are not looked at.
+
+Not here: reading a tokenizer or more of a dataset than its documents' places.
 """
 
 import os
@@ -38,7 +40,7 @@ def find_train_spec(config: JobConfig) -> tuple[TrainSpec | None, list[str]]:
     """
     name = config.model.name
     family = name.partition(".")[0]
-    known = [*SERVED_MODELS, *sorted(_supported_models)]
+    known = [*SERVED_MODELS, *sorted(_supported_models - {"flux"})]
     if family in EXPERIMENTS:
         return None, [
             f"model.name={name!r} is a model of torchtitan.experiments, which torchtitan_simplefsdp does not run. Use "
@@ -49,6 +51,8 @@ def find_train_spec(config: JobConfig) -> tuple[TrainSpec | None, list[str]]:
             f"model.name={name!r} is not served: torchtitan_simplefsdp covers dense Llama 3 models, no mixture of "
             f"experts. Served: {list_choices(SERVED_MODELS)}."
         ]
+    if name == "flux":
+        return None, ["model.name='flux' makes images and has a trainer of its own. Use torchtitan's own entry point for it."]
     try:
         return get_train_spec(name), []
     except ValueError:

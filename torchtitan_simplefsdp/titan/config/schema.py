@@ -4,6 +4,8 @@ Why it exists: the file check, the flag check and the help page must agree on wh
 all of it follows from one dataclass: torchtitan's JobConfig with ours (and the user's
 `job.custom_config_module`) merged in. Only the annotations torchtitan 0.2.2 uses are judged;
 any other annotation in a custom module accepts every value.
+
+Not here: reading any value.
 """
 
 import dataclasses
