@@ -86,7 +86,7 @@ def test_a_dry_run_of_many_ranks_needs_one_process(tmp_path, mode, ngpu):
 
 def test_a_checkpointed_run_goes_on_where_it_stopped(tmp_path):
     flags = ["--checkpoint.enable", "--checkpoint.interval", "2", "--training.seq_len", "64"]
-    flags += ["--checkpoint.no_last_save_model_only", "--lr_scheduler.total_steps", "4"]
+    flags += ["--lr_scheduler.total_steps", "4"]
     first = run_train(2, *flags, "--training.steps", "2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     second = run_train(2, *flags, "--training.steps", "4", "--metrics.save_tb_folder", "tb2", cwd=tmp_path)

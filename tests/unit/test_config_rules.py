@@ -34,6 +34,29 @@ CASES |= {
         "validation.seq_len validation.local_batch_size validation.freq"
     ).split()
 }
+CASES |= {
+    f"{key}={value}": (f"--{key} {value}", 1, f"{key}={value} must be {allowed}.")
+    for key, value, allowed in (
+        ("optimizer.lr", "nan", "a number above 0"),
+        ("optimizer.lr", "-1.0", "a number above 0"),
+        ("optimizer.lr", "0.0", "a number above 0"),
+        ("optimizer.beta1", "1.0", "at least 0 and below 1"),
+        ("optimizer.beta2", "-0.5", "at least 0 and below 1"),
+        ("optimizer.eps", "-1.0", "a number of at least 0"),
+        ("optimizer.weight_decay", "nan", "a number of at least 0"),
+        ("lr_scheduler.warmup_steps", "-5", "at least 0"),
+        ("lr_scheduler.decay_ratio", "7.0", "from 0 to 1, or unset"),
+        ("training.max_norm", "0.0", "above 0 (inf: no clipping)"),
+        ("training.max_norm", "nan", "above 0 (inf: no clipping)"),
+        ("debug.seed", "-1", "from 0 to 2**63 - 1, or unset"),
+        ("debug.seed", "99999999999999999999", "from 0 to 2**63 - 1, or unset"),
+    )
+}
+CASES["optimizer.name"] = (
+    "--optimizer.name SGD",
+    1,
+    "optimizer.name='SGD' must be 'Adam' or 'AdamW', which torchtitan has.",
+)
 
 
 @pytest.mark.parametrize("flags, world_size, fault", CASES.values(), ids=CASES.keys())
@@ -45,6 +68,7 @@ def test_a_broken_rule_is_the_one_fault(workspace, flags, world_size, fault):
     "flags, world_size",
     [
         ("--profiling.profile_freq 1", 1),
+        ("--training.max_norm inf --optimizer.weight_decay 0 --lr_scheduler.warmup_steps 0 --debug.seed 0", 1),
         ("--checkpoint.enable --checkpoint.create_seed_checkpoint --checkpoint.keep_latest_k 0", 1),
     ],
 )

@@ -2,10 +2,12 @@
 
 Rules read the configuration, the world size and the file system, nothing else, so every rank finds
 the same faults. Those about degrees and about model and data have files of their own; the plain
-number rules are here. Not here: `lr_scheduler.warmup_steps`, which torchtitan corrects itself.
+number rules are here. Not here: more warmup than steps, which torchtitan corrects itself.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
@@ -73,8 +75,38 @@ def _get_checkpoint_faults(config: JobConfig, world_size: int, train_spec: Train
         yield "checkpoint.create_seed_checkpoint needs checkpoint.enable. Add --checkpoint.enable."
 
 
+def _is_in(low: float, high: float) -> Callable[[float], bool]:
+    return lambda value: low <= value < high  # also refuses nan
+
+
+# key: what it must be, and that as a test
+_RANGES = {
+    "optimizer.lr": ("a number above 0", lambda value: 0 < value < math.inf),
+    "optimizer.beta1": ("at least 0 and below 1", _is_in(0, 1)),
+    "optimizer.beta2": ("at least 0 and below 1", _is_in(0, 1)),
+    "optimizer.eps": ("a number of at least 0", _is_in(0, math.inf)),
+    "optimizer.weight_decay": ("a number of at least 0", _is_in(0, math.inf)),
+    "lr_scheduler.warmup_steps": ("at least 0", _is_in(0, math.inf)),
+    "lr_scheduler.decay_ratio": ("from 0 to 1, or unset", lambda value: value is None or 0 <= value <= 1),
+    "training.max_norm": ("above 0 (inf: no clipping)", lambda value: value > 0),
+    "debug.seed": ("from 0 to 2**63 - 1, or unset", lambda value: value is None or 0 <= value < 2**63),
+    "optimizer.name": ("'Adam' or 'AdamW', which torchtitan has", lambda value: value in ("Adam", "AdamW")),
+}
+
+
+def _build_range_rule(key: str, allowed: str, is_allowed: Callable[[Any], bool]) -> Rule:
+    def get_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if not is_allowed(value):
+            yield f"{key}={value!r} must be {allowed}."
+
+    return Rule((key,), get_faults)
+
+
 _NUMBER_RULES = (
     *(_build_minimum_rule(section, name) for section, names in _AT_LEAST_ONE.items() for name in names),
+    *(_build_range_rule(key, *allowed) for key, allowed in _RANGES.items()),
     Rule(("profiling",), _get_profiling_faults),
     Rule(("checkpoint",), _get_checkpoint_faults),
 )
