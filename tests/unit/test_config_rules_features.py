@@ -16,6 +16,12 @@ CASES = {
         "training.enable_cpu_offload is not supported by SimpleFSDP yet. Remove it, or shard over more ranks "
         "(data_parallel_shard_degree) to save memory.",
     ),
+    "local_tensor": (
+        "--comm.mode local_tensor",
+        1,
+        "comm.mode='local_tensor' (COMM_MODE=local_tensor) does not work with SimpleFSDP yet: torch's simulated ranks can "
+        "neither share out a map-style dataset nor initialize this model. Use COMM_MODE=fake_backend for a dry run.",
+    ),
     "two_workers": (
         "--training.dataloader.num_workers 2",
         1,

@@ -28,6 +28,14 @@ def _get_offload_faults(config: JobConfig, world_size: int, train_spec: TrainSpe
         )
 
 
+def _get_local_tensor_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    if config.comm.mode == "local_tensor" and config.model.name in SERVED_MODELS:
+        yield (
+            "comm.mode='local_tensor' (COMM_MODE=local_tensor) does not work with SimpleFSDP yet: torch's simulated ranks can "
+            "neither share out a map-style dataset nor initialize this model. Use COMM_MODE=fake_backend for a dry run."
+        )
+
+
 def _get_worker_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     for section in ("training", "validation") if config.validation.enable else ("training",):
         values = getattr(config, section)
@@ -91,6 +99,7 @@ def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | 
 
 FEATURE_RULES = (
     Rule(("training.enable_cpu_offload", "model.name"), _get_offload_faults),
+    Rule(("comm.mode", "model.name"), _get_local_tensor_faults),
     Rule(
         ("training.dataset", "training.dataloader", "validation.dataset", "validation.dataloader", "validation.enable"),
         _get_worker_faults,
