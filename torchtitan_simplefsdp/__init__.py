@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchtitan_simplefsdp.core.accumulation import accumulate_gradients
     from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
     from torchtitan_simplefsdp.core.grad_norm import clip_grad_norm_
     from torchtitan_simplefsdp.core.initialize import mesh_invariant_init
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MixedPrecisionPolicy",
+    "accumulate_gradients",
     "apply_mixed_precision",
     "clip_grad_norm_",
     "data_parallel",
@@ -25,6 +27,7 @@ __all__ = [
 
 _MODULES = {
     "MixedPrecisionPolicy": "precision",
+    "accumulate_gradients": "accumulation",
     "apply_mixed_precision": "data_parallel",
     "clip_grad_norm_": "grad_norm",
     "data_parallel": "data_parallel",

@@ -21,6 +21,6 @@ def count_collectives() -> Iterator[Counter]:
 
         return call
 
-    names = ("all_gather", "reduce_scatter", "all_reduce")
+    names = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
     with mock.patch.multiple(compat, **{name: counted(name, getattr(compat, name)) for name in names}):
         yield counter

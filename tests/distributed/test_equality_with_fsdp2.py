@@ -15,12 +15,14 @@ from .meshes import build_meshes, get_dp_rank_and_degree
 POLICIES = {"fp32": (None, None), "bf16/fp32": (torch.bfloat16, torch.float32)}
 
 
-def train_simple_fsdp(mode: str, tp: int, policy: str, compiled: bool = False) -> dict[str, list]:
+def train_simple_fsdp(
+    mode: str, tp: int, policy: str, compiled: bool = False, reduction: str = "native"
+) -> dict[str, list]:
     dp_mesh, tp_mesh = build_meshes(mode, tp)
     model = build_tiny_llama()
     if tp_mesh is not None:
         apply_tp(model, tp_mesh)
-    data_parallel(model, dp_mesh, mode=mode, mp_policy=MixedPrecisionPolicy(*POLICIES[policy]))
+    data_parallel(model, dp_mesh, mode=mode, mp_policy=MixedPrecisionPolicy(*POLICIES[policy]), reduction=reduction)
     forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
     return train(model, *get_dp_rank_and_degree(tp), forward=forward)
 
@@ -68,7 +70,10 @@ def test_hybrid_shard_trains_bitwise_like_fsdp2(ranks, world_size, tp, policy):
     assert ranks.run(compare, world_size, pairs, tp, policy) == [[ALL_EQUAL]] * world_size
 
 
-@pytest.mark.parametrize("mode", ["replicate", "fully_shard", "hybrid_shard"])
-def test_one_compiled_graph_trains_bitwise_like_eager(ranks, mode):
-    pairs = [((train_simple_fsdp, mode, True), (train_simple_fsdp, mode))]
+@pytest.mark.parametrize(
+    "mode, reduction",
+    [("replicate", "native"), ("fully_shard", "native"), ("hybrid_shard", "native"), ("hybrid_shard", "exact")],
+)
+def test_one_compiled_graph_trains_bitwise_like_eager(ranks, mode, reduction):
+    pairs = [((train_simple_fsdp, mode, True, reduction), (train_simple_fsdp, mode, False, reduction))]
     assert ranks.run(compare, 4, pairs, 1, "bf16/fp32") == [[ALL_EQUAL]] * 4

@@ -17,7 +17,9 @@ __all__ = [
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "concatenate_meshes",
+    "get_flat_group",
     "get_group_name",
     "is_in_place",
     "reduce_scatter",
@@ -44,9 +46,21 @@ def all_reduce(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     return _ops.wait_tensor(_ops.all_reduce(tensor, "sum", group_name))
 
 
+def all_to_all(pieces: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
+    """Send `pieces[i]` of `[group_size, ...]` to rank i of the group; return what the ranks sent here, by rank."""
+    ones = [1] * group_size
+    return _ops.wait_tensor(_ops.all_to_all_single(pieces, ones, ones, group_name))
+
+
 def get_group_name(mesh: DeviceMesh, mesh_dim: int) -> str:
     """Name of the process group of one mesh dim; the functional collectives address groups by name."""
     return mesh.get_group(mesh_dim).group_name
+
+
+def get_flat_group(mesh: DeviceMesh) -> tuple[str, list[int]]:
+    """Name and global ranks (ascending) of the group of all ranks of a mesh, which the first call for a mesh creates."""
+    group = mesh._flatten().get_group()
+    return group.group_name, torch.distributed.get_process_group_ranks(group)
 
 
 def concatenate_meshes(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:

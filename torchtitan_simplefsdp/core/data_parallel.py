@@ -18,6 +18,7 @@ from .parameter import build_cast, build_sharded_parameter
 from .parametrize import Parametrization, is_parametrized, parametrize
 from .placements import is_cut_as_dtensor_describes, validate_mode
 from .precision import MixedPrecisionPolicy
+from .reduction import validate_reduction
 
 
 def data_parallel(
@@ -26,6 +27,7 @@ def data_parallel(
     mode: str = "replicate",
     mp_policy: MixedPrecisionPolicy | None = None,
     shard_dim: int = 0,
+    reduction: str = "native",
 ) -> nn.Module:
     """Apply SimpleFSDP to `model` in place: store parameters as DTensors, gather them when they are read.
 
@@ -44,12 +46,15 @@ def data_parallel(
         mp_policy: dtypes of gather and reduction; None: parameters and gradients keep their dtype.
         shard_dim: tensor dim along which parameters are sharded; negative counts from the end. Unused by 'replicate'.
             A parameter without dims is replicated.
+        reduction: 'native' sums gradients with the backend's collectives, as FSDP2 does; 'exact' in one fixed order,
+            so that all modes give the same bits at any number of ranks (see [Note: exact sum] in reduction.py). Up to
+            two ranks both give the same.
 
     Returns:
         `model`, whose gradients are summed (not averaged) over the data-parallel ranks.
 
     Raises:
-        ValueError: unknown mode, mesh of another number of dims, shard_dim out of range, model (or part) that has
+        ValueError: unknown mode or reduction, mesh of another number of dims or with ranks out of order, shard_dim out of range, model (or part) that has
             data parallelism already, parameter on another device.
         TypeError: `device_mesh` or `mp_policy` of another type.
         NotImplementedError: a dim cut by tensor parallelism so unevenly that DTensor cannot describe its shards.
@@ -59,8 +64,9 @@ def data_parallel(
     """
     mp_policy = _validate_policy("data_parallel", mp_policy)
     validate_mode(mode, device_mesh)
+    validate_reduction(reduction, device_mesh)
     _validate_model("data_parallel", model)
-    placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim)
+    placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim, reduction)
     _install(placed)
     return model
 
@@ -119,7 +125,12 @@ _Placed = list[tuple[nn.Module, dict[str, nn.Parameter], dict[str, Parametrizati
 
 
 def _place_parameters(
-    model: nn.Module, device_mesh: DeviceMesh, mode: str, mp_policy: MixedPrecisionPolicy, shard_dim: int
+    model: nn.Module,
+    device_mesh: DeviceMesh,
+    mode: str,
+    mp_policy: MixedPrecisionPolicy,
+    shard_dim: int,
+    reduction: str,
 ) -> _Placed:
     """Compute every new parameter before anything is installed, so a fault leaves the model as it was."""
     fqns = {id(parameter): fqn for fqn, parameter in model.named_parameters()}
@@ -131,7 +142,9 @@ def _place_parameters(
             parameter = module._parameters[name]
             if id(parameter) not in memo:
                 _validate_parameter(fqns[id(parameter)], parameter, device_mesh, mode, shard_dim)
-                memo[id(parameter)] = build_sharded_parameter(parameter, device_mesh, mode, mp_policy, shard_dim)
+                memo[id(parameter)] = build_sharded_parameter(
+                    parameter, device_mesh, mode, mp_policy, shard_dim, reduction
+                )
             stored[name], how[name] = memo[id(parameter)]
         placed.append((module, stored, how))
     return placed

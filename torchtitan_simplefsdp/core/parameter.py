@@ -14,11 +14,17 @@ from . import compat
 from .parametrize import Parametrization
 from .placements import get_data_parallel_placements, get_local_rows, get_spanned_placements
 from .precision import MixedPrecisionPolicy
+from .reduction import Reduction, build_reduction
 from .unshard import Collectives, TensorParallelSpec
 
 
 def build_sharded_parameter(
-    parameter: nn.Parameter, device_mesh: DeviceMesh, mode: str, mp_policy: MixedPrecisionPolicy, shard_dim: int
+    parameter: nn.Parameter,
+    device_mesh: DeviceMesh,
+    mode: str,
+    mp_policy: MixedPrecisionPolicy,
+    shard_dim: int,
+    reduction: str,
 ) -> tuple[nn.Parameter, Parametrization]:
     """Return the stored form of `parameter` (a DTensor of its local shard) and how it is read.
 
@@ -39,15 +45,49 @@ def build_sharded_parameter(
         shape=parameter.shape,
         stride=_get_contiguous_stride(parameter.shape),
     )
-    how = Parametrization(
-        _build_collectives(parameter, mp_policy, device_mesh, dp_placements), _build_tensor_parallel_spec(parameter)
-    )
+    how = _build_parametrization(parameter, device_mesh, dp_placements, mp_policy, reduction)
     return nn.Parameter(stored, requires_grad=parameter.requires_grad), how
 
 
 def build_cast(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> Parametrization:
     """Return how a parameter without data parallelism is read: cast to `param_dtype`, no collective."""
-    return Parametrization(_build_collectives(parameter, mp_policy), _build_tensor_parallel_spec(parameter))
+    collectives = Collectives(0, 0, _get_param_dtype(parameter, mp_policy), Reduction())
+    return Parametrization(collectives, collectives, Reduction(), _build_tensor_parallel_spec(parameter))
+
+
+def _build_parametrization(
+    parameter: nn.Parameter,
+    device_mesh: DeviceMesh,
+    dp_placements: tuple[Placement, ...],
+    mp_policy: MixedPrecisionPolicy,
+    reduction: str,
+) -> Parametrization:
+    sharded = [mesh_dim for mesh_dim, placement in enumerate(dp_placements) if isinstance(placement, Shard)]
+    shard_mesh_dim = sharded[0] if sharded else None
+    replicate_mesh_dims = tuple(mesh_dim for mesh_dim in range(device_mesh.ndim) if mesh_dim not in sharded)
+    dtype = mp_policy.reduce_dtype if parameter.dtype.is_floating_point else None
+
+    def build(shard: int | None, replicate: tuple[int, ...]) -> Reduction:
+        return build_reduction(device_mesh, shard, replicate, dtype, exact=reduction == "exact")
+
+    shard_dim = dp_placements[shard_mesh_dim].dim if sharded else 0
+    collectives = Collectives(
+        shard_dim=shard_dim,
+        shard_dim_size=_get_local(parameter).size(shard_dim) if sharded else 0,
+        param_dtype=_get_param_dtype(parameter, mp_policy),
+        reduction=build(shard_mesh_dim, replicate_mesh_dims),
+    )
+    return Parametrization(
+        collectives=collectives,
+        accumulating=collectives._replace(reduction=build(shard_mesh_dim, ())),
+        replicas=build(None, replicate_mesh_dims),
+        tensor_parallel=_build_tensor_parallel_spec(parameter),
+    )
+
+
+def _get_param_dtype(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> torch.dtype:
+    """Return the dtype in which modules read `parameter`; only floating-point ones are cast."""
+    return (mp_policy.param_dtype or parameter.dtype) if parameter.dtype.is_floating_point else parameter.dtype
 
 
 def _get_local(parameter: torch.Tensor) -> torch.Tensor:
@@ -66,41 +106,6 @@ def _get_local_shard(
             # a clone, so that the storage of the whole parameter can be freed
             return local.narrow(placement.dim, start, length).clone(memory_format=torch.contiguous_format)
     return local.contiguous()
-
-
-def _build_collectives(
-    parameter: torch.Tensor,
-    mp_policy: MixedPrecisionPolicy,
-    device_mesh: DeviceMesh | None = None,
-    dp_placements: tuple[Placement, ...] = (),
-) -> Collectives:
-    floating = parameter.dtype.is_floating_point
-    collectives = Collectives(
-        shard_dim=0,
-        shard_dim_size=0,
-        shard_degree=1,
-        shard_group="",
-        replicate_groups=(),
-        param_dtype=(mp_policy.param_dtype or parameter.dtype) if floating else parameter.dtype,
-        reduce_dtype=None,
-    )
-    for mesh_dim, placement in enumerate(dp_placements):
-        degree = device_mesh.size(mesh_dim)
-        if degree == 1:
-            continue  # nothing to communicate
-        group = compat.get_group_name(device_mesh, mesh_dim)
-        if isinstance(placement, Shard):
-            collectives = collectives._replace(
-                shard_dim=placement.dim,
-                shard_dim_size=_get_local(parameter).size(placement.dim),
-                shard_degree=degree,
-                shard_group=group,
-            )
-        else:
-            collectives = collectives._replace(replicate_groups=(*collectives.replicate_groups, group))
-        if floating:
-            collectives = collectives._replace(reduce_dtype=mp_policy.reduce_dtype)
-    return collectives
 
 
 def _build_tensor_parallel_spec(parameter: torch.Tensor) -> TensorParallelSpec | None:

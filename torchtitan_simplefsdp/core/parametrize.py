@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .reduction import Reduction
 from .unshard import Collectives, TensorParallelSpec, unshard
 
 _gather_enabled = True
@@ -41,9 +42,18 @@ def disable_gather() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Parametrization:
-    """How one parameter of one module is read. Immutable, so copies of the module share it."""
+    """How one parameter of one module is read. Immutable, so copies of the module share it.
+
+    Args:
+        collectives: those of a read whose backward reduces the gradient completely.
+        accumulating: those of a read inside `accumulate_gradients`, which leaves the sum over replicas for its end.
+        replicas: that sum.
+        tensor_parallel: how the unsharded parameter is a DTensor; None: it is a plain tensor.
+    """
 
     collectives: Collectives
+    accumulating: Collectives
+    replicas: Reduction
     tensor_parallel: TensorParallelSpec | None
 
     def __deepcopy__(self, memo: dict) -> Parametrization:
@@ -58,6 +68,7 @@ def is_parametrized(module: nn.Module) -> bool:
 def parametrize(module: nn.Module, parametrizations: dict[str, Parametrization]) -> None:
     """Install gather on access for the named own parameters of `module`, in place."""
     module._simple_fsdp = parametrizations
+    module._simple_fsdp_accumulates = False  # see accumulation.py
     module.__class__ = _parametrized_class(type(module), tuple(parametrizations))
 
 
@@ -90,11 +101,12 @@ def _getter(name: str):
         if stored is None or not _gather_enabled:
             return stored
         how = self._simple_fsdp[name]
-        if how.collectives.shard_degree > 1 and not isinstance(stored, DTensor):
+        if how.collectives.shard and not isinstance(stored, DTensor):
             raise TypeError(
                 f"data_parallel: parameter {name!r} of {type(self).__name__} was replaced by a plain tensor after sharding. "
                 "Copy new values into the sharded parameter instead, or replace it before data_parallel."
             )
-        return unshard(stored, how.collectives, how.tensor_parallel)
+        collectives = how.accumulating if self._simple_fsdp_accumulates else how.collectives
+        return unshard(stored, collectives, how.tensor_parallel)
 
     return read

@@ -17,7 +17,7 @@ MODES = {"replicate": 1, "fully_shard": 1, "hybrid_shard": 2}
 
 
 def validate_mode(mode: str, device_mesh: DeviceMesh) -> None:
-    """Raise unless `mode` exists and the mesh has the number of dims that it needs."""
+    """Raise unless `mode` exists and the mesh has the number of dims and the order of ranks that it needs."""
     if not isinstance(device_mesh, DeviceMesh):
         raise TypeError(
             f"data_parallel: device_mesh must be a DeviceMesh, got {type(device_mesh).__name__}. "
@@ -40,6 +40,16 @@ def validate_mode(mode: str, device_mesh: DeviceMesh) -> None:
             remedy = "Pass one dim of it."
         raise ValueError(
             f"data_parallel: mode {mode!r} needs a {needed}D mesh, got {device_mesh.ndim}D mesh ({dims}). {remedy}"
+        )
+    _validate_order(mode, device_mesh)
+
+
+def _validate_order(mode: str, device_mesh: DeviceMesh) -> None:
+    ranks = device_mesh.mesh
+    if mode != "replicate" and not bool((ranks.diff() > 0).all()):
+        raise ValueError(
+            f"data_parallel: mode {mode!r} got a mesh whose ranks do not ascend along its shard dim: {ranks.tolist()}. Torch's "
+            "process groups sort their ranks, so DTensor would describe other rows than a rank holds. Sort each row."
         )
 
 

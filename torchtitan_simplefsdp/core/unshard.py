@@ -10,7 +10,8 @@ the backward of reading a parameter, so eager mode and one full compiled graph r
 - unsharded: the TP-local tensor `[n, ...]`, plain without TP, a DTensor on the TP mesh with it.
 The rows above stand for the dim that is sharded; a dim other than 0 is moved to the front around the collective.
 
-Not here: which parameters are read through this (parametrize.py), how several share one collective (not built yet).
+Not here: which parameters are read through this (parametrize.py), how a gradient is summed (reduction.py), how several
+parameters share one collective (not built yet).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from . import compat
+from .reduction import Group, Reduction, reduce_gradient
 
 
 class Collectives(NamedTuple):
@@ -33,25 +35,24 @@ class Collectives(NamedTuple):
     Args:
         shard_dim: dim of the TP-local tensor that is sharded.
         shard_dim_size: size of that dim before sharding (rows).
-        shard_degree: ranks over which it is sharded; 1 means not sharded.
-        shard_group: name of their process group; "" when not sharded.
-        replicate_groups: names of the groups over which the gradient is all-reduced, in order.
         param_dtype: dtype of the unsharded parameter.
-        reduce_dtype: dtype of the reductions; None: the dtype of the incoming gradient.
+        reduction: how the gradient is reduced; its shard group is also the one that gathers.
     """
 
     shard_dim: int
     shard_dim_size: int
-    shard_degree: int
-    shard_group: str
-    replicate_groups: tuple[str, ...]
     param_dtype: torch.dtype
-    reduce_dtype: torch.dtype | None
+    reduction: Reduction
+
+    @property
+    def shard(self) -> Group | None:
+        """Ranks over which the parameter is sharded; None: it is not."""
+        return self.reduction.shard
 
     @property
     def rows(self) -> int:
         """Rows of a padded shard, `ceil(n / W)`."""
-        return -(-self.shard_dim_size // self.shard_degree)
+        return -(-self.shard_dim_size // self.shard.degree)
 
 
 @dataclass(frozen=True)
@@ -91,27 +92,23 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, local: torch.Tensor, collectives: Collectives) -> torch.Tensor:
         c = ctx.collectives = collectives
-        ctx.stored_dtype, ctx.local_rows = local.dtype, local.size(c.shard_dim) if c.shard_degree > 1 else 0
+        ctx.stored_dtype, ctx.local_rows = local.dtype, local.size(c.shard_dim) if c.shard else 0
         shard = local.to(c.param_dtype)
-        if c.shard_degree == 1:
+        if c.shard is None:
             return shard.view_as(shard)  # a Function must not return its very input
         rows_first = _pad_rows(shard.movedim(c.shard_dim, 0), c.rows)
-        full = compat.all_gather(rows_first.contiguous(), c.shard_degree, c.shard_group)
+        full = compat.all_gather(rows_first.contiguous(), c.shard.degree, c.shard.name)
         return full.narrow(0, 0, c.shard_dim_size).movedim(0, c.shard_dim).contiguous()
 
     @staticmethod
     @once_differentiable  # the collectives have no gradient of their own; a double backward must not pass silently
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         c: Collectives = ctx.collectives
-        if c.reduce_dtype is not None:
-            grad = grad.to(c.reduce_dtype)
-        if c.shard_degree > 1:
-            rows_first = _pad_rows(grad.movedim(c.shard_dim, 0), c.rows * c.shard_degree)
-            part = compat.reduce_scatter(rows_first.contiguous(), c.shard_degree, c.shard_group)
-            grad = part.narrow(0, 0, ctx.local_rows).movedim(0, c.shard_dim)
-        for group_name in c.replicate_groups:
-            grad = compat.all_reduce(grad.contiguous(), group_name)
-        return grad.to(ctx.stored_dtype).contiguous(), None
+        if c.shard is None:
+            return reduce_gradient(grad.contiguous(), c.reduction).to(ctx.stored_dtype), None
+        rows_first = _pad_rows(grad.movedim(c.shard_dim, 0), c.rows * c.shard.degree)
+        part = reduce_gradient(rows_first.contiguous(), c.reduction)
+        return part.narrow(0, 0, ctx.local_rows).movedim(0, c.shard_dim).to(ctx.stored_dtype).contiguous(), None
 
 
 def _pad_rows(rows_first: torch.Tensor, rows: int) -> torch.Tensor:

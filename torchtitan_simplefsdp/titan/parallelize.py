@@ -99,24 +99,33 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
         reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
     )
     mode = get_data_parallel_mode(parallel_dims.dp_replicate, parallel_dims.dp_shard, parallel_dims.cp)
+    precision = f"parameters stored in {training.dtype}, computed in {training.mixed_precision_param}"
     if mode is None:
         apply_mixed_precision(model, mp_policy)
-        applied = "SimpleFSDP: one data-parallel rank, nothing to gather or reduce"
+        applied = "one data-parallel rank, nothing to gather or reduce"
     else:
         mesh = parallel_dims.get_mesh(MESH_DIMS[mode])
-        data_parallel(model, mesh, mode=mode, mp_policy=mp_policy)
+        reduction = get_reduction(job_config.simple_fsdp.reduction, mesh.device_type)
+        data_parallel(model, mesh, mode=mode, mp_policy=mp_policy, reduction=reduction)
         dims = ", ".join(f"{name}={size}" for name, size in zip(MESH_DIMS[mode], mesh.shape))
-        applied = f"SimpleFSDP: mode {mode} on mesh ({dims})"
-    logger.info(
-        f"{applied}; initial weights drawn from seed {model.init_seed}; parameters stored in {training.dtype}, "
-        f"computed in {training.mixed_precision_param}, reduced in {training.mixed_precision_reduce}"
-    )
+        applied = f"mode {mode} on mesh ({dims})"
+        precision += f", gradients summed in {training.mixed_precision_reduce} with the {reduction} reduction"
+        if mode != "fully_shard":
+            precision += f", over replicas {job_config.simple_fsdp.replica_reduction}"
+    logger.info(f"SimpleFSDP: {applied}; initial weights drawn from seed {model.init_seed}; {precision}")
     if mode in ("fully_shard", "hybrid_shard"):
         logger.info(
             f"SimpleFSDP: parallelism.fsdp_reshard_after_forward={job_config.parallelism.fsdp_reshard_after_forward!r} "
             "is not active yet: gathered parameters stay in memory until their backward, and where activation "
             "checkpointing recomputes a block they are freed and gathered again"
         )
+
+
+def get_reduction(configured: str, device_type: str) -> str:
+    """Return the reduction that `simple_fsdp.reduction` stands for: 'exact' is the faster one on gloo."""
+    if configured != "auto":
+        return configured
+    return "exact" if device_type == "cpu" else "native"
 
 
 def apply_compile(model: nn.Module, job_config: JobConfig) -> nn.Module:

@@ -1,10 +1,11 @@
-"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients and loss, progress and a closing line.
+"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients and loss, accumulation that reduces once, progress.
 
 Not here: the training loop, which is torchtitan's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torchtitan.config import JobConfig
 from torchtitan.tools.logging import logger
 from torchtitan.train import Trainer
 
+from torchtitan_simplefsdp.core.accumulation import accumulate_gradients
 from torchtitan_simplefsdp.progress import report_progress
 
+from .config.job_config import SERVED_MODELS
 from .loss import TokenSumLoss
 
 
@@ -24,8 +28,34 @@ class SimpleFSDPTrainer(Trainer):
     """Trains any text model that torchtitan knows; what it adds is in the methods below."""
 
     _started = os.environ.get("SIMPLEFSDP_STARTED")  # when run_train.sh was called, in seconds since the epoch
+    _microbatches_left = 0  # of the current optimizer step
 
-    def forward_backward_step(
+    def __init__(self, job_config: JobConfig) -> None:
+        self._accumulation = contextlib.ExitStack()
+        super().__init__(job_config)
+
+    def forward_backward_step(self, **microbatch: Any) -> torch.Tensor:
+        """As torchtitan's, with gradients summed over replicas after the last microbatch of the step.
+
+        torchtitan calls this once per microbatch and does not say which is the last, so the context is left by count.
+        """
+        if self._microbatches_left == 0:
+            self._microbatches_left = self.gradient_accumulation_steps
+            if self._accumulates():
+                for part in self.model_parts:
+                    self._accumulation.enter_context(accumulate_gradients(part))
+        loss = self._forward_backward_microbatch(**microbatch)
+        self._microbatches_left -= 1
+        if self._microbatches_left == 0:
+            self._accumulation.close()
+        return loss
+
+    def _accumulates(self) -> bool:
+        several = self.gradient_accumulation_steps > 1 or self.parallel_dims.pp_enabled
+        config = self.job_config
+        return several and config.model.name in SERVED_MODELS and config.simple_fsdp.replica_reduction == "per_step"
+
+    def _forward_backward_microbatch(
         self, *, input_dict: dict[str, torch.Tensor], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
         """As torchtitan's; under pipeline parallelism the schedule's loss is divided too, and all ranks return it."""

@@ -1,0 +1,87 @@
+"""Accumulation: the sum of gradients over replicas once per optimizer step instead of once per microbatch.
+
+A gradient that is only summed over replicas at the end has the shape of the stored parameter all the time, so it waits in
+`parameter.grad`, and it costs no memory. The reduction over shards stays in every backward: without it a rank would have
+to keep the gradient of the whole parameter.
+
+Not here: the loop over microbatches, and dividing the loss by what all of them hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from .parametrize import Parametrization, is_parametrized
+from .reduction import reduce_gradient
+
+
+@contextmanager
+def accumulate_gradients(model: nn.Module) -> Iterator[None]:
+    """Run forward and backward of several microbatches inside; sum their gradients over the replicas at the end.
+
+    In `replicate` mode that is the only reduction, in `hybrid_shard` each backward still reduce-scatters, in `fully_shard`
+    nothing changes. Inside, `parameter.grad` is not complete: clip and step after the context. A gradient from before is
+    added to at the end. After an exception inside, gradients are what they were before.
+
+    Args:
+        model: one that SimpleFSDP was applied to, whole or in parts; other models' gradients are not affected.
+
+    Raises:
+        ValueError: no part of `model` has SimpleFSDP, or gradients are being accumulated already.
+
+    Source: `no_sync` of DistributedDataParallel and `set_requires_all_reduce` of FSDP2, as one context that cannot be left
+    without the reduction.
+    """
+    modules = [module for module in model.modules() if is_parametrized(module)]
+    _validate_modules(modules)
+    replicated = _get_replicated_parameters(modules)
+    before = [(parameter, parameter.grad) for parameter, _ in replicated]
+    for parameter, _ in replicated:
+        parameter.grad = None
+    for module in modules:
+        module._simple_fsdp_accumulates = True
+    try:
+        yield
+        for parameter, how in replicated:
+            _sum_over_replicas(parameter, how)
+    except BaseException:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+        raise
+    finally:
+        for module in modules:
+            module._simple_fsdp_accumulates = False
+    for parameter, gradient in before:
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+
+def _validate_modules(modules: list[nn.Module]) -> None:
+    if not modules:
+        raise ValueError("accumulate_gradients: the model has no SimpleFSDP. Apply data_parallel first.")
+    if any(module._simple_fsdp_accumulates for module in modules):
+        raise ValueError("accumulate_gradients: the model accumulates already. Use one context around all microbatches.")
+
+
+def _get_replicated_parameters(modules: list[nn.Module]) -> list[tuple[nn.Parameter, Parametrization]]:
+    """Return the trainable parameters with replicas, tied ones once."""
+    found: dict[int, tuple[nn.Parameter, Parametrization]] = {}
+    for module in modules:
+        for name, how in module._simple_fsdp.items():
+            parameter = module._parameters[name]
+            if parameter is not None and parameter.requires_grad and how.replicas.replicate:
+                found[id(parameter)] = (parameter, how)
+    return list(found.values())
+
+
+@torch.no_grad()
+def _sum_over_replicas(parameter: nn.Parameter, how: Parametrization) -> None:
+    if parameter.grad is None:  # not used in any microbatch
+        return
+    local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    local.copy_(reduce_gradient(local.contiguous(), how.replicas))
