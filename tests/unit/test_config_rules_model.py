@@ -100,7 +100,7 @@ def test_what_our_datasets_refuse_is_a_fault_of_the_section(workspace, flags, wo
 @pytest.mark.parametrize(
     "flags, world_size",
     [
-        ("--training.dataset text --training.dataset_path text/*.txt", 1),
+        ("--training.dataset text --training.dataset_path text/*.txt --training.local_batch_size 1", 1),
         ("--training.dataset PyDoc --validation.dataset nowhere --validation.seq_len 0", 1),
         ("--training.dataset c4 --training.dataset_path allenai/c4", 1),
         ("--training.dataset c4_test --training.dataset_path text", 1),

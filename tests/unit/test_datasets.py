@@ -192,11 +192,11 @@ def test_text_needs_a_path_and_documents(tmp_path):
 def test_fewer_documents_than_ranks_are_refused_before_a_rank_can_loop_over_nothing(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", make_documents(3))
     validate_dataset("Text", path, 3)
-    message = "validation.dataset_path='.*' has 3 documents for 4 data-parallel ranks.*at most 3"
+    message = "validation.dataset_path='.*' has 3 documents for 4 data-parallel ranks.*at most 3 of these ranks"
     with pytest.raises(ValueError, match=message):
         validate_dataset("text", path, 4, "validation")
     validate_dataset("pydoc", None, 128)
-    with pytest.raises(ValueError, match="training.dataset='pydoc' has .* documents for 1024 data-parallel ranks"):
+    with pytest.raises(ValueError, match="training.dataset='pydoc' has .* documents for 1024 sequences per step"):
         validate_dataset("pydoc", None, 1024)
     with pytest.raises(ValueError, match="needs a dataset_path"):
         validate_dataset("text", None, 1)

@@ -1,7 +1,7 @@
 """Datasets `pydoc` (embedded text) and `text` (the user's files), registered with torchtitan.
 
-torchtitan's own dataset class does the rest: each data-parallel rank gets a contiguous share of the
-documents and cuts their stream `bos document eos bos document eos ...` into windows of seq_len + 1.
+torchtitan's own dataset class does the rest: it takes a contiguous share of the documents (dataloader.py
+says which) and cuts their stream `bos document eos bos document eos ...` into windows of seq_len + 1.
 
 [Note: map-style datasets]
 Both are map-style: documents are numbered, and torchtitan's position in a checkpoint is a number
@@ -13,7 +13,7 @@ row is taken, so nothing is copied, cached or held in memory. `load_dataset` was
   torchtitan does not restore. A second data loader worker spins for ever when there is one file.
   It deals whole files to ranks, whatever their size, if their number allows, does not name the file
   of a broken JSON line, and leaves lock files below the home directory.
-The global number of the document a rank is at: the first number of its share plus `sample_idx`.
+The global number of the document a share is at: the first number of the share plus `sample_idx`.
 
 Not here: shuffling between loops; splitting over data loader workers (torchtitan 0.2.2 repeats a
 map-style dataset in each of them); resuming with another data-parallel degree.
@@ -30,6 +30,9 @@ from torchtitan.hf_datasets.text_datasets import DATASETS
 from torchtitan_simplefsdp.titan.corpus import get_pydoc_documents
 from torchtitan_simplefsdp.titan.text_files import find_text_files, index_text_file, read_document
 
+# Numbered documents, of which every data loader worker would read all. Streamed datasets are split between workers.
+MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")
+
 # What a loader gets when no dataset_path is configured; torchtitan logs it as the data's source.
 _PYDOC_SOURCE = "pydoc_data.topics"
 _NO_PATH = ""
@@ -44,23 +47,21 @@ def register_datasets() -> None:
     DATASETS["text"] = DatasetConfig(_NO_PATH, load_text, _get_text)
 
 
-def validate_dataset(
-    dataset: str, dataset_path: str | None, dp_world_size: int, section: str = "training"
-) -> None:
-    """Raise if the configured dataset cannot feed every data-parallel rank.
+def validate_dataset(dataset: str, dataset_path: str | None, shares: int, section: str = "training") -> None:
+    """Raise if the configured dataset cannot be dealt into so many shares.
 
-    A rank without documents would loop over them for ever, while the other ranks wait for it.
+    A share without documents would loop over them for ever, while the other ranks wait for it.
     Datasets other than `pydoc` and `text` are not looked at.
 
     Args:
         dataset: `training.dataset` or `validation.dataset`, in any case, as torchtitan takes it.
         dataset_path: the `dataset_path` next to it; None if there is none.
-        dp_world_size: data-parallel ranks: the replicate degree times the shard degree.
+        shares: sequences of a step for training, data-parallel ranks for validation.
         section: "training" or "validation", for the message.
 
     Raises:
         FileNotFoundError: nothing at the path, or this Python lacks the embedded text.
-        ValueError: unusable files, no documents, or fewer documents than ranks.
+        ValueError: unusable files, no documents, or fewer documents than shares.
     """
     name = dataset.lower()
     if name == "pydoc":
@@ -71,10 +72,14 @@ def validate_dataset(
         documents = load_text(dataset_path or _NO_PATH)
     else:
         return
-    if len(documents) < dp_world_size:
+    if len(documents) < shares:
+        what, remedy = {
+            "training": ("sequences per step", f"use a global batch of at most {len(documents)} sequences"),
+            "validation": ("data-parallel ranks", f"use at most {len(documents)} of these ranks"),
+        }[section]
         raise ValueError(
-            f"{source} has {len(documents)} documents for {dp_world_size} data-parallel ranks, and "
-            f"each rank needs one. Add documents, or use at most {len(documents)} of these ranks."
+            f"{source} has {len(documents)} documents for {shares} {what}, and each needs one. "
+            f"Add documents, or {remedy}."
         )
 
 

@@ -14,6 +14,7 @@ from torchtitan.models.llama3 import get_train_spec
 from torchtitan.protocols import train_spec as torchtitan_train_spec
 from torchtitan.protocols.train_spec import TrainSpec
 
+from .dataloader import build_dataloader
 from .datasets import register_datasets
 from .config.job_config import SERVED_MODELS
 from .loss import build_loss
@@ -24,11 +25,12 @@ from .validation import Validator
 
 
 def build_train_spec() -> TrainSpec:
-    """Return torchtitan's llama3 TrainSpec (flavors, tokenizer, validator, HF adapter, pipeline) under SimpleFSDP."""
+    """Return torchtitan's llama3 TrainSpec (flavors, tokenizer, HF adapter, pipeline) under SimpleFSDP."""
     return replace(
         get_train_spec(),
         model_cls=SimpleFSDPTransformer,
         parallelize_fn=parallelize_llama,
+        build_dataloader_fn=build_dataloader,
         build_loss_fn=build_loss,
         build_validator_fn=Validator,
         build_metrics_processor_fn=_build_metrics_processor,

@@ -28,17 +28,17 @@ class SimpleFSDP:
     reduction: Literal["auto", "native", "exact"] = "auto"
     """
     Choices: how gradients are summed over data-parallel ranks.
-    'native' is the backend's own order, as in FSDP2; 'exact' one
-    order for all modes and meshes, so that they give the same bits;
-    'auto' is exact on CPU, where it is also faster, and native on GPU.
+    'native' as the backend does, like FSDP2; 'exact' in one order
+    for all modes and meshes, so with the same bits; 'auto' is exact
+    on CPU, where it is also faster, and native on GPU.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: when gradients are summed over replicas if a step has
-    several microbatches (gradient accumulation, pipeline).
-    'per_step' once; 'per_microbatch' each time, which with exact
-    reduction gives all modes the same bits.
+    Choices: 'per_step' sums gradients over replicas once per
+    optimizer step, 'per_microbatch' in each backward of a step
+    (gradient accumulation, pipeline); with exact reduction all
+    modes then give the same bits.
     """
 
 

@@ -14,10 +14,8 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
+from torchtitan_simplefsdp.titan.datasets import MAP_STYLE_DATASETS
 from torchtitan_simplefsdp.titan.device import is_cpu_only
-
-# read whole by every data loader worker in torchtitan 0.2.2; streamed datasets are split between workers
-_MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")
 
 
 def _get_offload_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
@@ -39,7 +37,7 @@ def _get_local_tensor_faults(config: JobConfig, world_size: int, train_spec: Tra
 def _get_worker_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     for section in ("training", "validation") if config.validation.enable else ("training",):
         values = getattr(config, section)
-        if values.dataloader.num_workers > 1 and values.dataset.lower() in _MAP_STYLE_DATASETS:
+        if values.dataloader.num_workers > 1 and values.dataset.lower() in MAP_STYLE_DATASETS:
             yield (
                 f"{section}.dataloader.num_workers={values.dataloader.num_workers}: each worker would read all of "
                 f"dataset {values.dataset!r}, so every batch would come that many times. Use 0 or 1."

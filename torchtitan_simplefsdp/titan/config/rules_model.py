@@ -17,6 +17,7 @@ from torchtitan.protocols.train_spec import get_train_spec, TrainSpec
 
 from torchtitan_simplefsdp.titan.config.fault import describe_error, find_close, get_suggestion, list_choices, Rule
 from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
+from torchtitan_simplefsdp.titan.dataloader import get_global_batch_size
 from torchtitan_simplefsdp.titan.datasets import validate_dataset
 from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
@@ -139,9 +140,11 @@ def _get_dataset_faults(config: JobConfig, world_size: int, section: str) -> Ite
             )
     else:
         degrees = get_degrees(config, world_size)
-        ranks = degrees.dp_replicate * degrees.dp_shard if degrees else 1
+        shares = degrees.dp_replicate * degrees.dp_shard if degrees else 1
+        if section == "training" and config.model.name in SERVED_MODELS:
+            shares = get_global_batch_size(config, shares)
         try:
-            validate_dataset(values.dataset, values.dataset_path, ranks, section)
+            validate_dataset(values.dataset, values.dataset_path, shares, section)
         except (ValueError, OSError) as error:
             # Its messages open with the key, or with "dataset 'name'" for either section's dataset.
             fault = describe_error(error)

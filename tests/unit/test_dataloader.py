@@ -1,0 +1,73 @@
+"""The training data loader: global batches do not depend on the layout. Oracle: one rank that takes all sequences."""
+
+import itertools
+
+import pytest
+from torchtitan.config import JobConfig
+
+from torchtitan_simplefsdp.titan.dataloader import build_dataloader
+from torchtitan_simplefsdp.titan.datasets import register_datasets
+
+from test_datasets import get_expected_windows, get_windows, make_documents, SEQ_LEN, TOKENIZER, write_jsonl
+
+register_datasets()
+GLOBAL_BATCH, STEPS = 8, 9
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_jsonl(tmp_path_factory.mktemp("data") / "a.jsonl", make_documents(41))
+
+
+def build(path, dp_rank, dp_degree, local_batch, global_batch=GLOBAL_BATCH, num_workers=0):
+    config = JobConfig()
+    config.training.dataset, config.training.dataset_path = "text", path
+    config.training.seq_len, config.training.local_batch_size = SEQ_LEN, local_batch
+    config.training.global_batch_size = global_batch
+    config.training.dataloader.num_workers = num_workers
+    return build_dataloader(dp_degree, dp_rank, TOKENIZER, config)
+
+
+def get_steps(loader, sequences, steps=STEPS):
+    """Return the windows of each step, in the order in which the rank takes its `sequences` per step."""
+    windows, batches = [], iter(loader)
+    while len(windows) < steps * sequences:
+        windows += get_windows([next(batches)])
+    return [windows[i : i + sequences] for i in range(0, steps * sequences, sequences)]
+
+
+@pytest.mark.parametrize("dp_degree, local_batch", [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2), (8, 1)])
+def test_a_step_has_the_same_sequences_at_any_degree_and_accumulation(path, dp_degree, local_batch):
+    mine = GLOBAL_BATCH // dp_degree
+    ranks = [get_steps(build(path, rank, dp_degree, local_batch), mine) for rank in range(dp_degree)]
+    steps = [list(itertools.chain.from_iterable(parts)) for parts in zip(*ranks)]
+    streams = [get_expected_windows(make_documents(41), s, GLOBAL_BATCH, loops=30)[:STEPS] for s in range(GLOBAL_BATCH)]
+    assert steps == [list(step) for step in zip(*streams)]
+
+
+def test_without_a_global_batch_size_a_step_is_one_local_batch_per_rank(path):
+    (step,) = get_steps(build(path, 1, 2, local_batch=4, global_batch=-1), 4, steps=1)
+    assert step == get_steps(build(path, 0, 1, local_batch=8), 8, steps=1)[0][4:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("batches", [1, 6, 11], ids=lambda batches: f"after {batches} batches")
+def test_a_resumed_loader_continues_with_the_same_batches_also_inside_a_step(path, batches, num_workers):
+    expected = get_windows(itertools.islice(build(path, 1, 2, local_batch=1), batches + 20))
+    loader = build(path, 1, 2, local_batch=1, num_workers=num_workers)
+    iterator = iter(loader)
+    consumed = get_windows(itertools.islice(iterator, batches))
+    state = loader.state_dict()
+    del iterator
+    resumed = build(path, 1, 2, local_batch=1, num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert consumed + get_windows(itertools.islice(resumed, 20)) == expected
+
+
+def test_a_position_of_another_batch_size_is_refused(path):
+    loader = build(path, 0, 2, local_batch=4)
+    next(iter(loader))
+    resumed = build(path, 0, 2, local_batch=2, global_batch=4)
+    with pytest.raises(ValueError, match="the checkpoint has 4 sequences per rank and step, this run 2"):
+        resumed.load_state_dict(loader.state_dict())
+        next(iter(resumed))
