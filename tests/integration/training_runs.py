@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOSS, GRAD_NORM = "loss_metrics/global_avg_loss", "grad_norm"
 
-# 8 samples of 128 tokens per step on every layout, so that layouts of one data-parallel degree see the same data
-BASE_FLAGS = ["--training.steps", "5", "--training.seq_len", "128", "--debug.seed", "42"]
+# the same 8 sequences of 128 tokens in a step, on every layout
+BASE_FLAGS = ["--training.steps", "5", "--training.seq_len", "128", "--training.global_batch_size", "8"]
 
 
 def run_train(ngpu: int, *flags: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
@@ -25,30 +26,37 @@ def run_train(ngpu: int, *flags: str, cwd: Path, **environ: str) -> subprocess.C
     )
 
 
+class Result(NamedTuple):
+    scalars: dict[str, list[float]]
+    log: str
+
+
 class Runs:
-    """Trains each layout once per session and remembers its scalars."""
+    """Trains each layout once per session and remembers what it wrote."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._results: dict[tuple, tuple[dict[str, list[float]], str]] = {}
+        self._results: dict[tuple, Result] = {}
 
     def get_scalars(self, ngpu: int, *flags: str) -> dict[str, list[float]]:
         """Return loss and gradient norm of every step, in the precision that TensorBoard keeps (float32)."""
-        return self._get_result(ngpu, *flags)[0]
+        return self.get_result(ngpu, *flags).scalars
 
     def get_printed_losses(self, ngpu: int, *flags: str) -> list[str]:
         """Return the losses in the step lines that the user sees, which rank 0 prints."""
-        lines = (line for line in self._get_result(ngpu, *flags)[1].splitlines() if "step:" in line)
+        lines = (line for line in self.get_result(ngpu, *flags).log.splitlines() if "step:" in line)
         return [line.split("loss:")[1].split()[0] for line in lines]
 
-    def _get_result(self, ngpu: int, *flags: str) -> tuple[dict[str, list[float]], str]:
-        key = (ngpu, *flags)
+    def get_result(self, ngpu: int, *flags: str, seed: str | None = "42") -> Result:
+        """Return scalars and output of a run; `seed=None` sets none."""
+        key = (ngpu, *flags, seed)
         if key not in self._results:
             folder = self._folder / str(len(self._results))
             folder.mkdir()
-            result = run_train(ngpu, *BASE_FLAGS, *flags, cwd=folder)
+            seed_flags = [] if seed is None else ["--debug.seed", seed]
+            result = run_train(ngpu, *BASE_FLAGS, *seed_flags, *flags, cwd=folder)
             assert result.returncode == 0, f"{' '.join(flags)}\n{result.stdout}\n{result.stderr}"
-            self._results[key] = read_scalars(folder / "outputs" / "tb"), result.stdout
+            self._results[key] = Result(read_scalars(folder / "outputs" / "tb"), result.stdout)
         return self._results[key]
 
 

@@ -57,6 +57,12 @@ CASES = {
         1,
         "profiling.enable_memory_snapshot needs a GPU, and there is none. Remove it.",
     ),
+    "dual_pipe_with_expert_overlap": (
+        "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule DualPipeV",
+        2,
+        "parallelism.pipeline_parallel_schedule='DualPipeV' overlaps expert parallelism on GPU streams, and there is no GPU. "
+        "Add --parallelism.no_pipeline_parallel_expert_parallel_overlap.",
+    ),
     "flex_attention_under_context_parallelism": (
         "--model.flavor debugmodel_flex_attn --parallelism.context_parallel_degree 2",
         2,
@@ -87,7 +93,7 @@ def test_what_does_not_work_without_a_gpu_is_the_one_fault(workspace, flags, wor
 @pytest.mark.parametrize("flags", [flags for flags, _, fault in CASES.values() if "GPU" in fault or "CPU with" in fault])
 def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
     monkeypatch.setattr(rules_features, "is_cpu_only", lambda: False)
-    assert parse(workspace, flags=flags, world_size=2 if "context" in flags else 1)
+    assert parse(workspace, flags=flags, world_size=2 if "_parallel_degree" in flags else 1)
 
 
 @pytest.mark.parametrize("flags, world_size", [(VALIDATION, 1), (f"{VALIDATION} --validation.steps 2", 2)])

@@ -77,6 +77,13 @@ def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | 
         return
     if config.profiling.enable_memory_snapshot:
         yield "profiling.enable_memory_snapshot needs a GPU, and there is none. Remove it."
+    parallelism = config.parallelism
+    dual_pipe = parallelism.pipeline_parallel_degree > 1 and parallelism.pipeline_parallel_schedule == "DualPipeV"
+    if dual_pipe and parallelism.pipeline_parallel_expert_parallel_overlap:
+        yield (
+            "parallelism.pipeline_parallel_schedule='DualPipeV' overlaps expert parallelism on GPU streams, and there is no GPU. "
+            "Add --parallelism.no_pipeline_parallel_expert_parallel_overlap."
+        )
     if config.parallelism.context_parallel_degree > 1 and config.model.name in SERVED_MODELS:
         model_args = train_spec and train_spec.model_args.get(config.model.flavor)
         attn_type = getattr(model_args, "attn_type", "sdpa")
