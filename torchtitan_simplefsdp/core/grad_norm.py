@@ -1,8 +1,14 @@
-"""Gradient norm and clipping that do not depend on how gradients are sharded.
+"""Gradient norm and clipping that do not depend on how gradients are sharded: the same bits in every mode.
 
-An fp32 norm of shards depends on their sizes (3e-5 relative at 2M elements on CPU) and, through clipping, makes the
-same training drift apart between layouts. Here squares are summed in fp64 per local shard, divided by the number of
-ranks that hold the same shard, and summed over the mesh.
+A norm of shards depends on their sizes (3e-5 relative at 2M elements in fp32 on CPU) and, through clipping, makes the same
+training drift apart between layouts. More precision makes that rare, not impossible, so here no step depends on an order:
+
+[Note: a sum without an order]
+1. Squares of a row (dim 0, which sharding does not cut) are added in fp64 by halves, with elementwise additions, so the
+   number of rows that a rank has does not matter. Of several copies only the first counts, so nothing is divided.
+2. Each sum of a row is split into parts that are multiples of decreasing units, the same units on all ranks. Parts of one
+   unit are added exactly, as whole numbers are, whatever the order: within a rank and in the all_reduce.
+Source: the pre-rounding of J. Demmel and H. D. Nguyen, "Fast Reproducible Floating-Point Summation" (ARITH 2013).
 
 Not here: other norms than the 2-norm.
 """
@@ -44,7 +50,9 @@ def clip_grad_norm_(
 def get_total_norm(
     gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup] = (), device: torch.device | None = None
 ) -> torch.Tensor:
-    """Return the total 2-norm of gradients as an fp64 scalar; one all_reduce per mesh dim and group.
+    """Return the total 2-norm of gradients as an fp64 scalar; two small all_reduces per mesh dim and group.
+
+    The same bits for any sharding of dim 0, see [Note: a sum without an order]; other dims may be cut by tensor parallelism.
 
     Args:
         gradients: sharded or plain; may be empty, for a pipeline stage that has none.
@@ -56,34 +64,76 @@ def get_total_norm(
     """
     if device is None:
         device = gradients[0].device if gradients else torch.device("cpu")
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    sums: dict[DeviceMesh, torch.Tensor] = {}
+    rows: dict[DeviceMesh | None, list[torch.Tensor]] = {None: []}  # None: plain gradients
     for gradient in gradients:
         if not isinstance(gradient, DTensor):
-            total += _sum_of_squares(gradient)
+            rows[None].append(_get_sums_of_rows(gradient))
             continue
-        if any(placement.is_partial() for placement in gradient.placements):
-            raise ValueError(
-                "get_total_norm: got a gradient with a Partial placement, whose norm is not that of its parts. "
-                "Redistribute it to the placements of its parameter first."
-            )
-        mesh = gradient.device_mesh
-        copies = 1
-        for mesh_dim, placement in enumerate(gradient.placements):
-            if placement.is_replicate():
-                copies *= mesh.size(mesh_dim)
-        sums.setdefault(mesh, torch.zeros_like(total)).add_(_sum_of_squares(gradient.to_local()) / copies)
-    for mesh, mesh_sum in sums.items():
-        for mesh_dim in range(mesh.ndim):
-            if mesh.size(mesh_dim) > 1:
-                dist.all_reduce(mesh_sum, group=mesh.get_group(mesh_dim))
-        total += mesh_sum
+        mine = rows.setdefault(gradient.device_mesh, [])
+        if _is_first_copy(gradient):
+            mine.append(_get_sums_of_rows(gradient.to_local()))
+    no_rows = torch.zeros(1, dtype=torch.float64, device=device)
+    by_mesh = {mesh: torch.cat([no_rows, *parts]) for mesh, parts in rows.items()}
+
+    largest = torch.cat(list(by_mesh.values())).max()
+    for mesh in by_mesh:
+        _all_reduce_over_mesh(largest, mesh, dist.ReduceOp.MAX)
+    for group in groups:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+
+    total = torch.zeros(_UNITS, dtype=torch.float64, device=device)
+    for mesh, sums in by_mesh.items():
+        parts = _split_and_sum(sums, largest)
+        _all_reduce_over_mesh(parts, mesh, dist.ReduceOp.SUM)
+        total += parts
     for group in groups:
         dist.all_reduce(total, group=group)
-    return total.sqrt()
+    # an inf leaves inf - inf in the smaller units
+    return torch.where(total[0].isfinite(), total.flip(0).sum(), total[0]).sqrt()
 
 
-def _sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.numel() == 0:
-        return torch.zeros((), dtype=torch.float64, device=tensor.device)
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+_UNITS = 4
+_HEADROOM_BITS = 32  # so many rows, 2^32 of all ranks, can be added without rounding
+
+
+def _get_sums_of_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the sums of squares `[rows]` in fp64 of a gradient `[rows, ...]`."""
+    rows = gradient.size(0) if gradient.ndim else 1
+    if gradient.numel() == 0:
+        return torch.zeros(0, dtype=torch.float64, device=gradient.device)
+    values = gradient.reshape(rows, -1).to(torch.float64, copy=True).square_()
+    while (columns := values.size(1)) > 1:
+        half = (columns + 1) // 2
+        values[:, : columns - half] += values[:, half:]
+        values = values[:, :half]
+    return values.squeeze(1)
+
+
+def _is_first_copy(gradient: DTensor) -> bool:
+    mesh = gradient.device_mesh
+    if any(placement.is_partial() for placement in gradient.placements):
+        raise ValueError(
+            "get_total_norm: got a gradient with a Partial placement, whose norm is not that of its parts. "
+            "Redistribute it to the placements of its parameter first."
+        )
+    return all(mesh.get_local_rank(dim) == 0 for dim, p in enumerate(gradient.placements) if p.is_replicate())
+
+
+def _split_and_sum(sums: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Return the sum of `sums` [n], each at most `largest`, as parts `[_UNITS]` that are multiples of decreasing units."""
+    exponent = torch.frexp(largest.nan_to_num(0.0, 2.0**900).clamp(max=2.0**900)).exponent
+    parts = []
+    for _ in range(_UNITS):
+        # Adding and subtracting a number of this size rounds to multiples of its last bit.
+        rounder = torch.ldexp(torch.full_like(largest, 1.5), exponent + _HEADROOM_BITS)
+        part = (sums + rounder) - rounder
+        parts.append(part.sum())
+        sums = sums - part
+        exponent = exponent - (52 - _HEADROOM_BITS)
+    return torch.stack(parts)
+
+
+def _all_reduce_over_mesh(tensor: torch.Tensor, mesh: DeviceMesh | None, op: dist.ReduceOp) -> None:
+    for mesh_dim in range(mesh.ndim if mesh is not None else 0):
+        if mesh.size(mesh_dim) > 1:
+            dist.all_reduce(tensor, op, group=mesh.get_group(mesh_dim))
