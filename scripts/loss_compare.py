@@ -12,6 +12,7 @@ Exit code: 0 equal, within the tolerance, or nothing asserted; 1 different; 2 wr
 
 import argparse
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # this checkout's package, even where another copy is installed
 
-from torchtitan_simplefsdp.compare.execute import execute, lock, RunFolder
+from torchtitan_simplefsdp.compare.execute import execute, lock, RunFolder, STOP_SIGNALS
 from torchtitan_simplefsdp.compare.fingerprint import build_fingerprint, get_versions
 from torchtitan_simplefsdp.compare.report import (
     compare_results,
@@ -71,8 +72,8 @@ def validate(args: argparse.Namespace) -> None:
         raise CompareError('no runs. Give at least two, for example --run a="NGPU=2" --run b="NGPU=4".')
     if len(args.run) == 1 and not args.import_result:
         raise CompareError("one run has nothing to be compared with. Give a second --run, or --import-result FILE.")
-    if args.steps < 1 or args.checkpoint_interval < 0 or (args.tolerance or 0) < 0:
-        raise CompareError("--steps must be 1 or more, --checkpoint-interval and --tolerance 0 or more.")
+    if args.steps < 1 or args.checkpoint_interval < 0 or not 0 <= (args.tolerance or 0) < math.inf:
+        raise CompareError("--steps must be 1 or more, --checkpoint-interval 0 or more, --tolerance a number from 0.")
     if not args.no_plot and importlib.util.find_spec("matplotlib") is None:
         raise CompareError("plots need matplotlib, which is missing. Run pip install matplotlib, or pass --no-plot.")
 
@@ -90,7 +91,7 @@ def get_result(run: Run, folder: RunFolder, command: str, launcher: Path, label:
         say(f"{label}: kept, nothing has changed since it finished")
     else:
         if changes := folder.get_changes():
-            say(f"{label}: from scratch, because of another {', '.join(changes)}")
+            say(f"{label}: from scratch, because this changed: {', '.join(changes)}")
         step = folder.prepare()
         say(f"{label}: {f'resumes after step {step}' if step else 'starts'}; log: {folder.log}")
         execute(run, folder, launcher, label, lock_fd)
@@ -146,12 +147,12 @@ def report(comparison: Comparison, args: argparse.Namespace) -> int:
 def main(argv: list[str], launcher: Path = LAUNCHER) -> int:
     end = argv.index("--") if "--" in argv else len(argv)
     args = build_parser().parse_args(argv[:end])
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)  # all end as Ctrl-C does
     try:
         comparison = compare(args, argv[end + 1 :], launcher)
         return report(comparison, args) if comparison else EXIT_EQUAL
-    except CompareError as error:
+    except (CompareError, OSError) as error:
         say(f"loss_compare.py: {error}")
         return EXIT_FAILED
     except KeyboardInterrupt:

@@ -27,6 +27,7 @@ from .scalars import count_complete_steps, read_scalars
 
 STATE, LOG = "compare.json", "run.log"
 POLL_SECONDS, LINE_SECONDS, STOP_SECONDS = 0.2, 30, 60
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -40,8 +41,8 @@ class RunFolder:
         """
         self.path, self._fingerprint = folder, fingerprint
         self.log, self._state = folder / LOG, folder / STATE
-        if folder.is_dir() and any(folder.iterdir()) and not self._state.is_file():
-            raise CompareError(f"{folder} holds files, but no run of a comparison. Pass another --output-folder.")
+        if folder.exists() and not self._state.is_file() and (not folder.is_dir() or any(folder.iterdir())):
+            raise CompareError(f"{folder} is there, but not as a run of a comparison. Pass another --output-folder.")
 
     def get_changes(self) -> list[str]:
         """Return the names of what is not as it was when the run was started; nothing if it never was."""
@@ -145,7 +146,7 @@ def _stop(process: subprocess.Popen) -> None:
     """End the run if it is still there: torchrun passes SIGTERM on to the ranks and waits for them."""
     if process.poll() is not None:
         return
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)

@@ -1,7 +1,7 @@
-"""Plot: loss and gradient norm of all runs, and below them their differences from the baseline.
+"""Plot: loss and gradient norm of all runs, and below them how far each run is from the baseline.
 
-Differences are signed and on a scale that is linear around zero and logarithmic beyond, so that one bit and one percent
-are both visible.
+Differences are on a logarithmic scale, so that a last bit and a percent are both visible; steps without a difference
+have no point.
 
 Not here: numbers to quote (report.py).
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from .report import Comparison
 
-_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm"}
+_TITLES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
@@ -24,8 +24,10 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     for column, (metric, title) in enumerate(_TITLES.items()):
         _plot_values(axes[0, column], comparison, metric)
         _plot_differences(axes[1, column], comparison, metric)
-        axes[0, column].set_title(title)
+        axes[0, column].set_ylabel(title)
+        axes[1, column].set_ylabel("|run - baseline|")
         axes[1, column].set_xlabel("step")
+        axes[1, column].xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].legend()
     figure.savefig(file)
 
@@ -43,18 +45,22 @@ def _plot_values(axes: Axes, comparison: Comparison, metric: str) -> None:
 
 
 def _plot_differences(axes: Axes, comparison: Comparison, metric: str) -> None:
-    baseline, sizes = comparison.baseline.scalars[metric], []
+    baseline, drawn, identical = comparison.baseline.scalars[metric], False, []
     for index, other in enumerate(comparison.others):
         values = other.scalars[metric]
-        steps = [step for step in values if step in baseline]
-        differences = [values[step] - baseline[step] for step in steps]
-        sizes += [abs(value) for value in differences if value and math.isfinite(value)]
-        axes.plot(steps, differences, color=f"C{index}", marker=".", markersize=4, linewidth=1)
-    axes.set_ylabel("run - baseline")
-    axes.grid(alpha=0.3)
-    if sizes:
-        axes.set_yscale("symlog", linthresh=min(sizes))
-    elif all(metrics[metric].first_step is None for metrics in comparison.differences.values()):
-        axes.set_ylim(-1, 1)
-        axes.set_yticks([0])
-        axes.text(0.5, 0.6, "identical", transform=axes.transAxes, ha="center", fontsize=14)
+        sizes = {step: abs(values[step] - baseline[step]) for step in values if step in baseline}
+        sizes = {step: size for step, size in sizes.items() if size and math.isfinite(size)}
+        if sizes:
+            axes.plot(list(sizes), list(sizes.values()), ".-", color=f"C{index}", linewidth=0.5)
+            drawn = True
+        elif comparison.differences[other.name][metric].first_step is None:
+            identical.append(other.name)
+    if drawn:
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        if identical:
+            axes.set_title(f"identical to the baseline: {', '.join(identical)}", fontsize="medium", wrap=True)
+    else:
+        text = "identical" if len(identical) == len(comparison.others) else "no finite difference at a common step"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize="x-large")
+        axes.set_yticks([])

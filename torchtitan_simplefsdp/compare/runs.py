@@ -69,6 +69,7 @@ def build_runs(texts: list[str], settings: Settings) -> list[Run]:
 
     Raises: CompareError for a text that names no run, a name twice, or flags that the comparison sets itself.
     """
+    _validate_flags("flags after --", settings.flags)
     runs = [_build_run(text, settings) for text in texts]
     names = [run.name for run in runs]
     for name in names:
@@ -92,10 +93,8 @@ def _build_run(text: str, settings: Settings) -> Run:
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         variable, _, value = words.pop(0).partition("=")
         environ[variable] = value
-    flags = [*settings.flags, *words]
-    _validate_flags(name, words)
-    _validate_flags("flags after --", settings.flags)
-    return _add_settings(name, environ, [*_get_checkpoint_flags(settings), *flags], settings)
+    _validate_flags(f"--run {name}", words)
+    return _add_settings(name, environ, [*_get_checkpoint_flags(settings), *settings.flags, *words], settings)
 
 
 def _validate_flags(where: str, flags: list[str]) -> None:
