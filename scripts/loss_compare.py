@@ -135,7 +135,7 @@ def report(comparison: Comparison, args: argparse.Namespace) -> int:
         plot_comparison(comparison, files[-1])
     print(format_markdown(comparison) if args.markdown else format_table(comparison))
     say(f"Written: {', '.join(map(str, files))}")
-    differences = comparison.get_differences()
+    differences = [difference for metrics in comparison.differences.values() for difference in metrics.values()]
     largest = max(difference.largest_relative for difference in differences)
     equal = all(difference.first_step is None for difference in differences)
     verdict = "All runs are equal in every bit." if equal else f"Runs differ; the largest relative difference is {largest:.3g}."

@@ -125,7 +125,7 @@ def execute(run: Run, folder: RunFolder, launcher: Path, label: str, lock_fd: in
             start_new_session=True,  # Ctrl-C comes here alone, and this process stops the run in an orderly way
             preexec_fn=_end_with_parent,
         )
-    progress = _Progress(label, progress_file)
+    progress = ProgressLine(label, progress_file)
     try:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
@@ -158,36 +158,31 @@ def _stop(process: subprocess.Popen) -> None:
             signal.signal(number, handler)
 
 
-class _Progress:
+class ProgressLine:
     """How far a run is, on stderr: one line that is rewritten on a terminal, elsewhere a new one now and then."""
 
     def __init__(self, label: str, file: Path) -> None:
         self._label, self._file, self._terminal = label, file, sys.stderr.isatty()
-        self._first: tuple[int, float] | None = None
-        self._shown, self._next_line = "", time.monotonic() + LINE_SECONDS
+        self._first: tuple[int, float] | None = None  # the first step seen, and when
+        self._step, self._shown = "", time.monotonic()  # the last one shown, and when
 
     def show(self) -> None:
-        text = f"{self._label}: {self._describe()}"
-        if self._terminal and text != self._shown:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-            self._shown = text
-        elif not self._terminal and time.monotonic() >= self._next_line:
-            print(text, file=sys.stderr, flush=True)
-            self._next_line += LINE_SECONDS
+        numbers = self._file.read_text().split() if self._file.exists() else []
+        due = self._terminal or time.monotonic() > self._shown + LINE_SECONDS
+        if len(numbers) != 2 or numbers[0] == self._step or not due:  # not 2: nothing yet, or read while it was written
+            return
+        self._step, step, total = numbers[0], *map(int, numbers)
+        self._shown = time.monotonic()
+        first_step, first_time = self._first = self._first or (step, self._shown)
+        # the first step holds the start-up costs, so it does not enter the pace
+        seconds = (self._shown - first_time) / max(1, step - first_step) * (total - step)
+        left = f", {timedelta(seconds=round(seconds))} left" if step > first_step else ""
+        self._print(f"step {step}/{total}{left}")
 
     def close(self) -> None:
-        if self._shown:
+        if self._terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-    def _describe(self) -> str:
-        numbers = self._file.read_text().split() if self._file.exists() else []
-        if len(numbers) != 2:  # nothing yet, or read while it was written
-            return "starting"
-        step, total = map(int, numbers)
-        now = time.monotonic()
-        self._first = self._first or (step, now)
-        first_step, first_time = self._first
-        if step == first_step:  # that step holds the start-up costs
-            return f"step {step}/{total}"
-        seconds = (now - first_time) / (step - first_step) * (total - step)
-        return f"step {step}/{total}, {timedelta(seconds=round(seconds))} left"
+    def _print(self, text: str) -> None:
+        start, end = ("\r\033[K", "") if self._terminal else ("", "\n")
+        print(f"{start}{self._label}: {text}", end=end, file=sys.stderr, flush=True)

@@ -36,9 +36,6 @@ class Comparison:
     others: list[Result]
     differences: dict[str, dict[str, Difference]]
 
-    def get_differences(self) -> list[Difference]:
-        return [difference for metrics in self.differences.values() for difference in metrics.values()]
-
 
 def compare_results(baseline: Result, others: list[Result], steps: int) -> Comparison:
     """Compare every result with the baseline, over steps 1 to `steps`."""
