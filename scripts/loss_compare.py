@@ -7,7 +7,7 @@
 
 Each --run is what one types before and after ./run_train.sh; flags after -- are for all runs. The first run, or the one
 of --import-result, is the baseline. The same command again continues an interrupted comparison and keeps finished runs.
-Exit code: 0 equal, within the tolerance, or nothing asserted; 1 different; 2 wrong usage or a failed run; 130 interrupted.
+Exit code: 0 equal, within tolerance, or nothing asserted; 1 different; 2 wrong usage or a failed run; 130 interrupted.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--export-result", type=Path, metavar="FILE", help="also write the result, the golden file of --import-result")
     add("--import-result", type=Path, metavar="FILE", help="golden file whose baseline is the baseline here")
     add("--seed-checkpoint", action="store_true", help="load the initial weights of all runs from one checkpoint")
-    add("--checkpoint-interval", type=int, default=25, help="optimizer steps; 0: resume no run, start it again; default: 25")
+    add("--checkpoint-interval", type=int, default=25, help="in steps; 0: never resume inside a run; default: 25")
     add("--markdown", action="store_true", help="print the table as Markdown")
     add("--no-plot", action="store_true", help="write no plot.png; without it matplotlib is not needed")
     add("--dry-run", action="store_true", help="print the commands and start nothing")
@@ -80,7 +80,14 @@ def validate(args: argparse.Namespace) -> None:
 
 def build_all_runs(args: argparse.Namespace, flags: list[str], output_folder: Path) -> list[Run]:
     settings = Settings(
-        args.steps, args.seed, args.config, output_folder, args.checkpoint_interval, args.seed_checkpoint, flags, os.environ
+        steps=args.steps,
+        seed=args.seed,
+        config=args.config,
+        output_folder=output_folder,
+        checkpoint_interval=args.checkpoint_interval,
+        seed_checkpoint=args.seed_checkpoint,
+        flags=flags,
+        environ=os.environ,
     )
     return build_runs(args.run, settings)
 
@@ -138,7 +145,7 @@ def report(comparison: Comparison, args: argparse.Namespace) -> int:
     differences = [difference for metrics in comparison.differences.values() for difference in metrics.values()]
     largest = max(difference.largest_relative for difference in differences)
     equal = all(difference.first_step is None for difference in differences)
-    verdict = "All runs are equal in every bit." if equal else f"Runs differ; the largest relative difference is {largest:.3g}."
+    verdict = "All runs are equal in every bit." if equal else f"The largest relative difference is {largest:.3g}."
     print(verdict if args.tolerance is None else f"{verdict} The tolerance is {args.tolerance:g}.")
     passed = largest <= args.tolerance if args.tolerance is not None else equal or not args.assert_equal
     return EXIT_EQUAL if passed else EXIT_DIFFERENT

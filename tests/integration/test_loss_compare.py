@@ -1,4 +1,4 @@
-"""scripts/loss_compare.py with real runs: `replicate` against `fully_shard`, whose equality test_layouts.py holds too."""
+"""scripts/loss_compare.py with real runs: `replicate` against `fully_shard`, which test_layouts.py finds equal, too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A stand-in for ./run_train.sh that trains nothing: it writes event files, progress and checkpoints as a real run does.
+"""A stand-in for ./run_train.sh: trains nothing, but writes event files, progress and checkpoints as a real run does.
 
-The loss of step s is 8 - s/10 plus the variable OFFSET. FAIL_AT and HANG_AT name a step; HANG_AT counts once per folder.
+The loss of step s is 8 - s/10 plus the variable OFFSET. FAIL_AT and HANG_AT name a step; it hangs once per folder.
 Every start adds a line to starts.log beside the run's folder.
 """
 

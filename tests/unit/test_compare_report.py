@@ -6,14 +6,22 @@ import math
 import pytest
 
 from torchtitan_simplefsdp.compare.plot import plot_comparison
-from torchtitan_simplefsdp.compare.report import compare_results, format_markdown, format_table, read_golden, Result, write_json
+from torchtitan_simplefsdp.compare.report import (
+    compare_results,
+    format_markdown,
+    format_table,
+    read_golden,
+    Result,
+    write_json,
+)
 from torchtitan_simplefsdp.compare.runs import CompareError
 
 ODD = {1: 0.1, 2: 1 / 3, 3: 5e-324, 4: -0.0, 5: math.inf, 6: math.nan, 7: math.nextafter(7.0, 8)}
 
 
 def build_result(name: str, loss: dict[int, float], grad_norm: dict[int, float] | None = None) -> Result:
-    return Result(name, f"./run_train.sh --{name}", {"torch": "2.13.0"}, {"loss": loss, "grad_norm": grad_norm or {1: 1.0}})
+    scalars = {"loss": loss, "grad_norm": grad_norm or {1: 1.0}}
+    return Result(name, f"./run_train.sh --{name}", {"torch": "2.13.0"}, scalars)
 
 
 def test_a_golden_file_gives_back_every_bit(tmp_path):
@@ -37,7 +45,9 @@ def test_the_json_holds_commands_versions_scalars_and_differences(tmp_path):
     assert content["differences"]["b"]["loss"]["largest_relative"] == 0.5
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"baseline": "a", "runs": {}}', '{"baseline": "a", "runs": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"baseline": "a", "runs": {}}', '{"baseline": "a", "runs": {"a": 1}}']
+)
 def test_a_file_that_is_no_golden_file_is_named(tmp_path, content):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(CompareError, match="x.json was not written by --export-result"):
@@ -47,7 +57,8 @@ def test_a_file_that_is_no_golden_file_is_named(tmp_path, content):
 
 
 def test_the_tables_say_where_and_how_much():
-    comparison = compare_results(build_result("a", {1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0}), [build_result("b", {1: 2.0, 2: 3.0})], 2)
+    baseline = build_result("a", {1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0})
+    comparison = compare_results(baseline, [build_result("b", {1: 2.0, 2: 3.0})], 2)
     rows = [line.split("  ") for line in format_table(comparison).splitlines()]
     cells = [[cell.strip() for cell in row if cell] for row in rows]
     assert cells[1] == ["a", "loss", "4", "(baseline)"]
@@ -60,4 +71,5 @@ def test_the_tables_say_where_and_how_much():
 def test_a_picture_is_drawn_whatever_the_values(tmp_path, other):
     comparison = compare_results(build_result("a", {1: 2.0, 2: 4.0}), [build_result("b", other)], 2)
     plot_comparison(comparison, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "plot.png").stat().st_size > 10_000
+    picture = (tmp_path / "plot.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000

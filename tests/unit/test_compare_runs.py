@@ -19,9 +19,9 @@ def test_a_run_gets_its_own_folder_and_the_flags_that_make_runs_comparable():
     (run,) = build("a=")
     assert run.environ == {"CONFIG_FILE": "c.toml"}
     assert run.get_command() == (
-        "CONFIG_FILE=c.toml ./run_train.sh --job.dump_folder out/a --training.steps 10 --debug.seed 1 --debug.deterministic "
-        "--metrics.enable_tensorboard --metrics.log_freq 1 --checkpoint.enable --checkpoint.interval 5 "
-        "--checkpoint.keep_latest_k 2 --checkpoint.no_last_save_model_only --checkpoint.folder checkpoint"
+        "CONFIG_FILE=c.toml ./run_train.sh --job.dump_folder out/a --training.steps 10 --debug.seed 1 "
+        "--debug.deterministic --metrics.enable_tensorboard --metrics.log_freq 1 --checkpoint.enable "
+        "--checkpoint.interval 5 --checkpoint.keep_latest_k 2 --checkpoint.no_last_save_model_only --checkpoint.folder checkpoint"
     )
 
 
@@ -52,7 +52,8 @@ def test_without_checkpoints_none_is_read_either():
 @pytest.mark.parametrize("interval, flag", [(5, "--checkpoint.interval"), (0, "--checkpoint.load_only")])
 def test_a_seed_checkpoint_is_made_first_by_one_process_and_loaded_by_the_others(interval, flag):
     flags = ["--parallelism.tensor_parallel_degree", "2"]
-    seed, run = build("a=NGPU=4", seed_checkpoint=True, checkpoint_interval=interval, flags=flags, environ={"NGPU": "4"})
+    shell = {"NGPU": "4"}
+    seed, run = build("a=", seed_checkpoint=True, checkpoint_interval=interval, flags=flags, environ=shell)
     assert seed.environ["NGPU"] == "1" and "--checkpoint.create_seed_checkpoint" in seed.flags
     assert seed.flags.index("2") < seed.flags.index("--parallelism.pipeline_parallel_degree")  # the last one counts
     assert seed.flags[-3:-1] == ["1", "--parallelism.pipeline_parallel_degree"]

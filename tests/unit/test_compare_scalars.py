@@ -59,7 +59,9 @@ def test_the_largest_absolute_and_relative_differences_are_each_found_with_their
     assert (difference.largest_relative, difference.relative_step) == (1.0, 3)
 
 
-@pytest.mark.parametrize("baseline, value", [(1.0, math.nan), (math.nan, 1.0), (0.0, 1.0), (math.inf, 1.0), (1.0, None), (None, 1.0)])
+@pytest.mark.parametrize(
+    "baseline, value", [(1.0, math.nan), (math.nan, 1.0), (0.0, 1.0), (math.inf, 1.0), (1.0, None), (None, 1.0)]
+)
 def test_what_cannot_be_divided_or_is_missing_differs_infinitely(baseline, value):
     as_steps = lambda v: {1: 1.0} if v is None else {1: 1.0, 2: v}  # noqa: E731
     difference = get_difference(as_steps(baseline), as_steps(value), 2)

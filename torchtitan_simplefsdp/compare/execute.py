@@ -98,7 +98,7 @@ def lock(folder: Path) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CompareError(f"{folder} is in use by another comparison. Wait for its end, or pass another --output-folder.")
+            raise CompareError(f"{folder} is in use by another comparison. Wait for its end, or pass --output-folder.")
         yield file.fileno()
 
 
@@ -127,8 +127,7 @@ def execute(run: Run, folder: RunFolder, launcher: Path, label: str, lock_fd: in
         )
     progress = ProgressLine(label, progress_file)
     try:
-        while process.poll() is None:
-            time.sleep(POLL_SECONDS)
+        while not _has_ended(process, POLL_SECONDS):
             progress.show()
     finally:
         progress.close()
@@ -146,16 +145,22 @@ def _stop(process: subprocess.Popen) -> None:
     """End the run if it is still there: torchrun passes SIGTERM on to the ranks and waits for them."""
     if process.poll() is not None:
         return
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-    try:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}  # until it has ended
+    os.killpg(process.pid, signal.SIGTERM)
+    if not _has_ended(process, STOP_SECONDS):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _has_ended(process: subprocess.Popen, seconds: float) -> bool:
+    """Wait for the end of `process` for that long at most."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 class ProgressLine:

@@ -14,7 +14,7 @@ from .difference import Difference, get_difference
 from .runs import CompareError, GOLDEN
 from .scalars import METRICS, Scalars
 
-_HEADER = ("run", "metric", "last value", "first differing step", "largest absolute", "largest relative", "missing steps")
+_HEADER = ("run", "metric", "last value", "first differing step", "largest absolute", "largest relative", "missing")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ INHERITED = ("NGPU", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRAIN_FILE")
 SEED_CHECKPOINT, GOLDEN = "seed_checkpoint", "golden"
 """Names of the run that makes the seed checkpoint and of the imported run."""
 
-_PARALLELISMS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel", "pipeline_parallel")
+_PARALLELISMS = (
+    "data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel", "pipeline_parallel"
+)
 
 
 class CompareError(Exception):
@@ -65,7 +67,7 @@ class Run:
 
 
 def build_runs(texts: list[str], settings: Settings) -> list[Run]:
-    """Build one run per text NAME="[VARIABLE=value ...] [--flag ...]"; with a seed checkpoint, first the run that makes it.
+    """Build one run per text NAME="[VARIABLE=value ...] [--flag ...]"; with a seed checkpoint, before them its run.
 
     Raises: CompareError for a text that names no run, a name twice, or flags that the comparison sets itself.
     """
@@ -99,7 +101,7 @@ def _build_run(text: str, settings: Settings) -> Run:
 
 def _validate_flags(where: str, flags: list[str]) -> None:
     if flags and not flags[0].startswith("--"):
-        raise CompareError(f"{where}: {flags[0]!r} is neither VARIABLE=value nor a flag. Example: NGPU=2 --debug.seed 1.")
+        raise CompareError(f"{where}: {flags[0]!r} is neither VARIABLE=value nor a flag such as --debug.seed.")
     for flag in flags:
         if flag.partition("=")[0].replace("-", "_") == "__job.dump_folder":
             raise CompareError(f"{where}: --job.dump_folder is set by the comparison. Use --output-folder.")
@@ -131,7 +133,8 @@ def _get_checkpoint_flags(settings: Settings) -> list[str]:
 
 def _build_seed_run(settings: Settings) -> Run:
     # torchtitan makes one in a single process without any parallelism, whatever the flags of all runs say
-    flags = [*settings.flags, "--checkpoint.enable", "--checkpoint.create_seed_checkpoint", "--checkpoint.folder", "checkpoint"]
+    flags = [*settings.flags, "--checkpoint.enable", "--checkpoint.create_seed_checkpoint"]
+    flags += ["--checkpoint.folder", "checkpoint"]
     for parallelism in _PARALLELISMS:
         flags += [f"--parallelism.{parallelism}_degree", "1"]
     return _add_settings(SEED_CHECKPOINT, {"NGPU": "1"}, flags, settings)
