@@ -21,7 +21,8 @@ def test_a_run_gets_its_own_folder_and_the_flags_that_make_runs_comparable():
     assert run.get_command() == (
         "CONFIG_FILE=c.toml ./run_train.sh --job.dump_folder out/a --training.steps 10 --debug.seed 1 "
         "--debug.deterministic --metrics.enable_tensorboard --metrics.log_freq 1 --checkpoint.enable "
-        "--checkpoint.interval 5 --checkpoint.keep_latest_k 2 --checkpoint.no_last_save_model_only --checkpoint.folder checkpoint"
+        "--checkpoint.interval 5 --checkpoint.keep_latest_k 2 --checkpoint.no_last_save_model_only "
+        "--checkpoint.folder checkpoint"
     )
 
 

@@ -113,6 +113,7 @@ def execute(run: Run, folder: RunFolder, launcher: Path, label: str, lock_fd: in
     """
     progress_file = folder.path / "progress"
     progress_file.unlink(missing_ok=True)
+    # runs use this interpreter, whose versions the fingerprint holds
     environ = {**os.environ, "PYTHON": sys.executable, PROGRESS_VARIABLE: str(progress_file.absolute()), **run.environ}
     with open(folder.log, "a") as log:
         process = subprocess.Popen(
