@@ -19,6 +19,7 @@ FOLDERS = {
     "torchtitan_simplefsdp/core": None,
     "torchtitan_simplefsdp/titan": None,
     "torchtitan_simplefsdp/titan/config": None,
+    "torchtitan_simplefsdp/compare": None,
     "torchtitan_simplefsdp/assets": "tokenizer of 2048 tokens, trained by scripts/train_tokenizer.py",
     "train_configs": None,
     "scripts": None,

@@ -1,0 +1,1 @@
+"""Loss comparison: train several configurations and compare loss and gradient norm, step by step."""
