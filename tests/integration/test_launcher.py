@@ -92,15 +92,50 @@ def test_a_crash_of_a_rank_ends_the_run_with_its_exit_code(folder, start):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_ends_every_rank(folder, start, number):
+def test_a_signal_to_the_launcher_ends_every_rank_and_is_one_line(folder, start, number):
     run = start("--sleep")
     pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
     run.send_signal(number)
-    run.communicate(timeout=60)
-    assert run.returncode == 128 + number
+    stdout, stderr = run.communicate(timeout=60)
+    line = f"run_train.sh: stopped by {number.name}, all ranks have ended. Output of all ranks: outputs/logs\n"
+    assert (run.returncode, stdout, stderr) == (128 + number, "", line)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_no_rank_outlives_a_launcher_that_was_killed(folder, start):
+    run = start("--sleep")
+    pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
+    run.kill()
+    run.communicate(timeout=60)
+    deadline = time.monotonic() + 10  # the ranks would sleep 300 seconds
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_whose_launcher_has_ended_does_not_start(folder):
+    (folder / "ranks.py").write_text("print('started')")
+    command = [sys.executable, "-m", "torchtitan_simplefsdp.rank", "1", "ranks"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(folder)])}
+    result = subprocess.run(command, env=environ, text=True, capture_output=True)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "rank: the launcher (process 1) has ended.\n")
+
+
+def test_help_that_nobody_reads_to_its_end_ends_quietly(folder, start):
+    (folder / "ranks.py").write_text("for _ in range(100_000):\n    print('help')\n")  # more than a pipe holds
+    run = start("--help", "training")
+    assert run.stdout.readline() == "help\n"
+    run.stdout.close()
+    assert (run.wait(timeout=60), run.stderr.read()) == (-signal.SIGPIPE, "")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # ended, and not collected yet
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_for_pid(path: Path) -> int:

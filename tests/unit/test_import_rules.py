@@ -21,6 +21,7 @@ ALLOWED = {
     "titan": ("torchtitan", "torchtitan_simplefsdp"),
     "progress.py": (),
     "launch_args.py": (),
+    "rank.py": (),
     "launch.py": ("torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
     "train.py": ("torchtitan", "torchtitan_simplefsdp"),
 }
