@@ -85,7 +85,7 @@ def test_a_crash_of_a_rank_ends_the_run_with_its_exit_code(folder, start):
     run = start("--crash")
     _, stderr = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "ranks FAILED" in stderr and "rank      : 1" in stderr
+    assert "torchtitan_simplefsdp.rank FAILED" in stderr and "rank      : 1" in stderr
     assert "Traceback" not in stderr  # of the launcher; that of rank 1, which is not shown, is in its log
     (rank_1,) = folder.glob("outputs/logs/*/attempt_0/1/stderr.log")
     assert rank_1.read_text().endswith("RuntimeError: boom\n")
