@@ -56,6 +56,11 @@ def exit_with_config_error(message: str) -> NoReturn:
     sys.exit(EXIT_CONFIG_ERROR)
 
 
+def has_a_reader(record: logging.LogRecord) -> bool:
+    """Answer whether a log record of torchrun's is about something else than a closed pipe, `./run_train.sh | head`."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BrokenPipeError))
+
+
 def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
     """Run the ranks to their end and return the exit code; report a configuration fault once and bare.
 
@@ -75,6 +80,9 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
     elastic_logs = [logging.getLogger(f"torch.distributed.elastic.{name}") for name in ELASTIC_LOGS]
     for log in elastic_logs:
         log.addFilter(hold_back)
+    # When nobody reads the output any more, the run goes on, and all of it is in the logs.
+    tail_log = logging.getLogger("torch.distributed.elastic.multiprocessing.tail_log")
+    tail_log.addFilter(has_a_reader)
     try:
         with show_progress(log_dir):
             torchrun.run(torchrun.parse_args(torchrun_args))
@@ -96,6 +104,7 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
         exitcode = error.get_first_failure()[1].exitcode
         return exitcode if exitcode > 0 else 128 - exitcode
     finally:
+        tail_log.removeFilter(has_a_reader)
         for log in elastic_logs:
             log.removeFilter(hold_back)
         for record in held_back:

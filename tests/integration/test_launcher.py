@@ -39,6 +39,10 @@ elif task == "--config-error":
     exit_with_config_error("first fault\\nsecond fault")
 elif task == "--crash" and rank == "1":
     raise RuntimeError("boom")
+elif task == "--lines":
+    for number in range(10):
+        print("line", number, flush=True)
+        time.sleep(0.2)
 elif task == "--sleep":
     Path(f"pid of {rank}").write_text(str(os.getpid()))
     time.sleep(300)
@@ -129,6 +133,15 @@ def test_help_that_nobody_reads_to_its_end_ends_quietly(folder, start):
     assert run.stdout.readline() == "help\n"
     run.stdout.close()
     assert (run.wait(timeout=60), run.stderr.read()) == (-signal.SIGPIPE, "")
+
+
+def test_a_run_that_nobody_reads_any_more_goes_on_to_its_end(folder, start):
+    run = start("--lines")
+    assert run.stdout.readline() == "[rank0]:line 0\n"
+    run.stdout.close()
+    assert (run.wait(timeout=60), run.stderr.read()) == (0, "")
+    (rank_0,) = folder.glob("outputs/logs/*/attempt_0/0/stdout.log")
+    assert rank_0.read_text().endswith("line 9\n")
 
 
 def is_running(pid: int) -> bool:
