@@ -7,6 +7,8 @@ from config_workspace import get_faults, parse, workspace
 
 from torchtitan_simplefsdp.titan.device import CpuDevice
 
+VALIDATION = "--validation.enable --validation.dataset pydoc"
+
 # Flags, world size, the one fault.
 CASES = {
     "profile_cycle": (
@@ -16,14 +18,14 @@ CASES = {
     ),
 }
 CASES |= {
-    key: (f"--validation.enable --validation.dataset pydoc --{key} 0", 1, f"{key}=0 must be at least 1.")
+    key: (f"{VALIDATION} --{key} 0", 1, f"{key}=0 must be at least 1.")
     for key in (
         "training.steps training.seq_len training.local_batch_size training.gc_freq metrics.log_freq checkpoint.interval "
         "validation.seq_len validation.local_batch_size validation.freq"
     ).split()
 }
 CASES |= {
-    f"{key}={value}": (f"--{key} {value}", 1, f"{key}={value} must be {allowed}.")
+    f"{key}={value}": (f"{VALIDATION} --{key} {value}", 1, f"{key}={value} must be {allowed}.")
     for key, value, allowed in (
         ("optimizer.lr", "nan", "a number above 0"),
         ("optimizer.lr", "-1.0", "a number above 0"),
@@ -75,7 +77,7 @@ def test_a_broken_rule_is_the_one_fault(workspace, flags, world_size, fault):
     [
         ("--profiling.profile_freq 1", 1),
         ("--training.max_norm inf --optimizer.weight_decay 0 --lr_scheduler.warmup_steps 0 --debug.seed 0", 1),
-        ("--activation_checkpoint.selective_ac_option op", 1),
+        ("--activation_checkpoint.selective_ac_option op --validation.dataloader.num_workers -1", 1),  # no validation
         ("--activation_checkpoint.selective_ac_option 12 --training.dataloader.prefetch_factor 1", 1),
     ],
 )
@@ -89,7 +91,7 @@ def test_what_is_possible_is_not_refused(workspace, flags, world_size):
         ("--training.seq_len 16385", "training.seq_len=16385: a step's 4 sequences per rank take 0 GiB"),
         ("--training.global_batch_size 32 --training.seq_len 4097", "training.seq_len=4097: a step's 16 sequences per rank"),
         (
-            "--validation.enable --validation.steps 1 --validation.dataset pydoc --validation.seq_len 16385",
+            f"{VALIDATION} --validation.steps 1 --validation.seq_len 16385",
             "validation.seq_len=16385: a step's 4 sequences per rank",
         ),
     ],

@@ -120,10 +120,10 @@ _RANGES = {
 def _build_range_rule(key: str, allowed: str, is_allowed: Callable[[Any], bool]) -> Rule:
     def get_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
         value = operator.attrgetter(key)(config)
-        if not is_allowed(value):
+        if not is_allowed(value) and (not key.startswith("validation.") or config.validation.enable):
             yield f"{key}={value!r} must be {allowed}."
 
-    return Rule((key,), get_faults)
+    return Rule((key, "validation.enable"), get_faults)
 
 
 _NUMBER_RULES = (
