@@ -12,6 +12,7 @@ import logging
 import os
 import runpy
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from .progress import show_progress
 DEFAULT_MODULE = "torchtitan_simplefsdp.train"
 COMM_MODES = ("fake_backend", "local_tensor")
 EXIT_CONFIG_ERROR = 2
+ELASTIC_LOGS = ("agent.server.api", "multiprocessing.api")  # what torchrun says while it stops the ranks
 
 
 class ConfigFault(Exception):
@@ -54,6 +56,11 @@ def exit_with_config_error(message: str) -> NoReturn:
     sys.exit(EXIT_CONFIG_ERROR)
 
 
+def has_a_reader(record: logging.LogRecord) -> bool:
+    """Answer whether a log record of torchrun's is about something else than a closed pipe, `./run_train.sh | head`."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BrokenPipeError))
+
+
 def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
     """Run the ranks to their end and return the exit code; report a configuration fault once and bare.
 
@@ -70,13 +77,20 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
         held_back.append(record)
         return False
 
-    elastic_log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-    elastic_log.addFilter(hold_back)
+    elastic_logs = [logging.getLogger(f"torch.distributed.elastic.{name}") for name in ELASTIC_LOGS]
+    for log in elastic_logs:
+        log.addFilter(hold_back)
+    # When nobody reads the output any more, the run goes on, and all of it is in the logs.
+    tail_log = logging.getLogger("torch.distributed.elastic.multiprocessing.tail_log")
+    tail_log.addFilter(has_a_reader)
     try:
         with show_progress(log_dir):
             torchrun.run(torchrun.parse_args(torchrun_args))
         return 0
     except SignalException as signal_error:
+        held_back.clear()
+        name = signal.Signals(signal_error.sigval).name
+        print(f"run_train.sh: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
         return 128 + signal_error.sigval
     except ChildFailedError as error:
         for failure in error.failures.values():
@@ -90,9 +104,11 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
         exitcode = error.get_first_failure()[1].exitcode
         return exitcode if exitcode > 0 else 128 - exitcode
     finally:
-        elastic_log.removeFilter(hold_back)
+        tail_log.removeFilter(has_a_reader)
+        for log in elastic_logs:
+            log.removeFilter(hold_back)
         for record in held_back:
-            elastic_log.handle(record)
+            logging.getLogger(record.name).handle(record)
 
 
 def make_folders(folder: Path) -> list[Path]:
@@ -127,6 +143,7 @@ def launch(argv: list[str], environ: Mapping[str, str]) -> int:
     module = environ.get("TRAIN_FILE") or DEFAULT_MODULE
     module_args = build_module_args(argv, environ)
     if any(arg in ("-h", "--help") or arg.startswith("--help=") for arg in argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `./run_train.sh --help all | head` ends without a traceback
         return run_module(module, module_args)
     log_dir = get_dump_folder(module_args) / "logs"
 
@@ -163,6 +180,9 @@ def main() -> int:
     except LaunchError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG_ERROR
+    except KeyboardInterrupt:  # no ranks: they have not been started yet, or the run is a dry one in this process
+        print("run_train.sh: stopped by SIGINT.", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ Nothing here starts a process or imports torch, so that all of it can be tested 
 Not here: what the processes compute, which is the configuration's matter (titan/config).
 """
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 try:
-    import tomllib
+    from tomllib import loads as parse_toml, TOMLDecodeError
 except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+    from tomli import loads as parse_toml, TOMLDecodeError
 
 ENVIRONMENT = {
     "NGPU": "processes here (default: the CUDA devices, else 2)",
@@ -28,6 +30,7 @@ ENVIRONMENT = {
 }
 """The environment variables of run_train.sh, as --help shows them; an empty one counts as unset."""
 
+RANK_MODULE = "torchtitan_simplefsdp.rank"
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = REPOSITORY / "train_configs" / "llama3_debug.toml"
 DEFAULT_DUMP_FOLDER = "./outputs"  # torchtitan's own default
@@ -78,13 +81,22 @@ def build_module_args(argv: list[str], environ: Mapping[str, str]) -> list[str]:
     return ["--job.config_file", str(path), *overrides]
 
 
+def read_toml(path: str) -> dict[str, Any]:
+    """Read a TOML file, with or without the byte order mark that some editors put before UTF-8 text.
+
+    Raises: OSError, UnicodeDecodeError, TOMLDecodeError.
+    """
+    with open(path, "rb") as file:
+        return parse_toml(file.read().decode("utf-8-sig"))
+
+
 def get_dump_folder(module_args: list[str]) -> Path:
     """Read where this run writes: job.dump_folder of the command line, else of the TOML file."""
     config_file, overrides = pop_option(module_args, "--job.config_file")
     dump_folder, _ = pop_option(overrides, "--job.dump_folder", "--job.dump-folder")
     if dump_folder is None:
         try:
-            dump_folder = tomllib.loads(Path(config_file).read_text(encoding="utf-8"))["job"]["dump_folder"]
+            dump_folder = read_toml(config_file)["job"]["dump_folder"]
         except (OSError, ValueError, KeyError, TypeError):  # what is wrong with the file, the ranks find and explain
             pass
     return Path(dump_folder if isinstance(dump_folder, str) else DEFAULT_DUMP_FOLDER)
@@ -140,6 +152,8 @@ def build_torchrun_args(
         f"--local-ranks-filter={log_rank}",
         f"--log-dir={log_dir}",  # torchrun's default is a folder under /tmp that it never removes
         "--module",
+        RANK_MODULE,
+        str(os.getpid()),
         module,
         *module_args,
     ]

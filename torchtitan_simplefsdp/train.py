@@ -34,6 +34,9 @@ def main(argv: list[str]) -> None:
     """Check `argv` and the file it names, then train; a fault ends the process before any process group exists."""
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
+        # torchrun's default; torchtitan sets another value in every run and warns, which is for a value of the user's
+        del os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     register()
     try:
         job_config = parse_job_config(argv, int(os.environ.get("WORLD_SIZE") or os.environ.get("NGPU") or 1))

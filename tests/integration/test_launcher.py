@@ -39,6 +39,10 @@ elif task == "--config-error":
     exit_with_config_error("first fault\\nsecond fault")
 elif task == "--crash" and rank == "1":
     raise RuntimeError("boom")
+elif task == "--lines":
+    for number in range(10):
+        print("line", number, flush=True)
+        time.sleep(0.2)
 elif task == "--sleep":
     Path(f"pid of {rank}").write_text(str(os.getpid()))
     time.sleep(300)
@@ -85,22 +89,66 @@ def test_a_crash_of_a_rank_ends_the_run_with_its_exit_code(folder, start):
     run = start("--crash")
     _, stderr = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "ranks FAILED" in stderr and "rank      : 1" in stderr
+    assert "torchtitan_simplefsdp.rank FAILED" in stderr and "rank      : 1" in stderr
     assert "Traceback" not in stderr  # of the launcher; that of rank 1, which is not shown, is in its log
     (rank_1,) = folder.glob("outputs/logs/*/attempt_0/1/stderr.log")
     assert rank_1.read_text().endswith("RuntimeError: boom\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_ends_every_rank(folder, start, number):
+def test_a_signal_to_the_launcher_ends_every_rank_and_is_one_line(folder, start, number):
     run = start("--sleep")
     pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
     run.send_signal(number)
-    run.communicate(timeout=60)
-    assert run.returncode == 128 + number
+    stdout, stderr = run.communicate(timeout=60)
+    line = f"run_train.sh: stopped by {number.name}, all ranks have ended. Output of all ranks: outputs/logs\n"
+    assert (run.returncode, stdout, stderr) == (128 + number, "", line)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_no_rank_outlives_a_launcher_that_was_killed(folder, start):
+    run = start("--sleep")
+    pids = [wait_for_pid(folder / f"pid of {rank}") for rank in (0, 1)]
+    run.kill()
+    run.communicate(timeout=60)
+    deadline = time.monotonic() + 10  # the ranks would sleep 300 seconds
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_whose_launcher_has_ended_does_not_start(folder):
+    (folder / "ranks.py").write_text("print('started')")
+    command = [sys.executable, "-m", "torchtitan_simplefsdp.rank", "1", "ranks"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(folder)])}
+    result = subprocess.run(command, env=environ, text=True, capture_output=True)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "rank: the launcher (process 1) has ended.\n")
+
+
+def test_help_that_nobody_reads_to_its_end_ends_quietly(folder, start):
+    (folder / "ranks.py").write_text("for _ in range(100_000):\n    print('help')\n")  # more than a pipe holds
+    run = start("--help", "training")
+    assert run.stdout.readline() == "help\n"
+    run.stdout.close()
+    assert (run.wait(timeout=60), run.stderr.read()) == (-signal.SIGPIPE, "")
+
+
+def test_a_run_that_nobody_reads_any_more_goes_on_to_its_end(folder, start):
+    run = start("--lines")
+    assert run.stdout.readline() == "[rank0]:line 0\n"
+    run.stdout.close()
+    assert (run.wait(timeout=60), run.stderr.read()) == (0, "")
+    (rank_0,) = folder.glob("outputs/logs/*/attempt_0/0/stdout.log")
+    assert rank_0.read_text().endswith("line 9\n")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # ended, and not collected yet
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_for_pid(path: Path) -> int:

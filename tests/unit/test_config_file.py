@@ -1,7 +1,7 @@
 """Faults of the TOML file; the messages are written by hand."""
 
 import pytest
-from config_workspace import get_faults, parse, workspace
+from config_workspace import BASE_FLAGS, get_faults, parse, workspace
 
 from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 
@@ -68,6 +68,12 @@ def test_an_unreadable_file_is_the_only_fault_beside_those_of_the_flags(workspac
         f"job.config_file='bad.toml': {fault}",
         "command line: 1 unknown flag: --training.stpes (did you mean --training.steps?).",
     ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(workspace):
+    (workspace / "bom.toml").write_bytes(b'\xef\xbb\xbf[job]\r\ndescription = "marked"\r\n')
+    config = parse_job_config(["--job.config_file", "bom.toml", *BASE_FLAGS], 1)
+    assert config.job.description == "marked"
 
 
 @pytest.mark.parametrize("path, fault", [("tok", "is a directory"), ("", "not found")])

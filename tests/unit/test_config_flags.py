@@ -38,8 +38,8 @@ CASES = {
         "--compile.no_enable off.",
     ),
     "list_items_take_commas": (
-        "--model.converters a b",
-        "unexpected argument 'b' after --model.converters. Separate list items by commas: --model.converters a,b.",
+        "--compile.components model loss",
+        "unexpected argument 'loss' after --compile.components. Separate list items by commas: --compile.components a,b.",
     ),
 }
 

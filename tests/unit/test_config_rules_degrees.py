@@ -1,7 +1,5 @@
 """Rules about degrees; the messages are written by hand."""
 
-import os
-
 import pytest
 from config_workspace import get_faults, parse, workspace
 
@@ -9,7 +7,7 @@ P = "--parallelism."
 REPLICATE, SHARD, TP = f"{P}data_parallel_replicate_degree", f"{P}data_parallel_shard_degree", f"{P}tensor_parallel_degree"
 CP, PP = f"{P}context_parallel_degree", f"{P}pipeline_parallel_degree"
 
-# Flags, world size, the one fault ({cwd} is the current folder).
+# Flags, world size, the one fault.
 CASES = {
     "degree_of_zero": (f"{TP} 0", 1, "parallelism.tensor_parallel_degree=0 must be at least 1 (1 disables it)."),
     "negative_shard_degree": (
@@ -73,35 +71,6 @@ CASES = {
         2,
         "parallelism.expert_parallel_degree=2 needs a mixture-of-experts model; 'simple_fsdp.llama3' is dense. Set it to 1.",
     ),
-    "microbatch_size": (
-        f"{PP} 2 {P}pipeline_parallel_microbatch_size 3",
-        2,
-        "training.local_batch_size=8 is not divisible by parallelism.pipeline_parallel_microbatch_size=3. Microbatch sizes "
-        "possible: 1, 2, 4, 8.",
-    ),
-    "microbatch_size_of_zero": (
-        f"{PP} 2 {P}pipeline_parallel_microbatch_size 0",
-        2,
-        "parallelism.pipeline_parallel_microbatch_size=0 must be at least 1.",
-    ),
-    "pipeline_csv": (
-        f"{PP} 2 {P}pipeline_parallel_schedule_csv s.csv",
-        2,
-        "parallelism.pipeline_parallel_schedule_csv='s.csv' not found (looked in {cwd}/s.csv). Expected a file.",
-    ),
-    "pipeline_schedule": (
-        f"{PP} 2 {P}pipeline_parallel_schedule 1F2B",
-        2,
-        "parallelism.pipeline_parallel_schedule: Unknown schedule name '1F2B'. The valid options are ['1F1B', 'Interleaved1F1B', "
-        "'GPipe', 'LoopedBFS', 'InterleavedZeroBubble', 'PipelineScheduleSingle', 'PipelineScheduleMulti', 'ZBVZeroBubble', "
-        "'DualPipeV'].",
-    ),
-    "more_stages_than_layers": (
-        f"{PP} 6 {P}pipeline_parallel_schedule Interleaved1F1B",
-        6,
-        "parallelism.pipeline_parallel_degree=6 cuts the 6 layers of flavor 'debugmodel' into 12 stages: Number of stages (12) "
-        "cannot be greater than effective layers (8).",
-    ),
     "replicate_on_sharded_degrees": (
         "--simple_fsdp.mode replicate",
         4,
@@ -135,7 +104,7 @@ CASES = {
 
 @pytest.mark.parametrize("flags, world_size, fault", CASES.values(), ids=CASES.keys())
 def test_a_broken_rule_is_the_one_fault(workspace, flags, world_size, fault):
-    assert get_faults(workspace, flags=flags, world_size=world_size) == [fault.format(cwd=os.getcwd())]
+    assert get_faults(workspace, flags=flags, world_size=world_size) == [fault]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +118,6 @@ def test_a_broken_rule_is_the_one_fault(workspace, flags, world_size, fault):
         ("--simple_fsdp.mode fully_shard", 1),
         ("--training.seq_len 17", 4),
         (f"{TP} 8 --model.flavor 8B", 8),
-        (f"{PP} 2 {P}pipeline_parallel_schedule interleaved1f1b", 2),
-        (f"{P}pipeline_parallel_schedule 1F2B {P}pipeline_parallel_microbatch_size 3", 2),
         ("--training.global_batch_size 32", 2),
     ],
 )

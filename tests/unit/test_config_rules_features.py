@@ -52,6 +52,18 @@ CASES = {
         "activation_checkpoint.mode='memory_budget' is the compiler's work: add --compile.enable (with 'model' among "
         "compile.components), or use another mode.",
     ),
+    "fault_tolerance": (
+        "--fault_tolerance.enable",
+        1,
+        "fault_tolerance.enable does nothing here: torchtitan 0.2.2 has fault tolerance in a trainer of its own "
+        "(torchtitan.experiments.ft). Remove it, or use that trainer.",
+    ),
+    "memory_estimation": (
+        "--memory_estimation.enable",
+        1,
+        "memory_estimation.enable does nothing here: torchtitan's trainer does not read it, only its script scripts/estimate, "
+        "which estimates FSDP2. Remove it; each step line shows the memory in use.",
+    ),
     "memory_snapshot": (
         "--profiling.enable_memory_snapshot",
         1,

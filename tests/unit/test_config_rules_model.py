@@ -29,7 +29,7 @@ CASES = {
         "experts. Served: 'simple_fsdp.llama3', 'llama3_simple_fsdp'.",
     ),
     "model_of_another_experiment": (
-        "--model.name autoparallel.llama3 --experimental.custom_import x",
+        "--model.name autoparallel.llama3 --experimental.custom_import json",
         1,
         "model.name='autoparallel.llama3' is a model of torchtitan.experiments, which torchtitan_simplefsdp does not run. "
         "Use torchtitan's own trainer.",
@@ -105,8 +105,8 @@ def test_what_our_datasets_refuse_is_a_fault_of_the_section(workspace, flags, wo
         ("--training.dataset c4 --training.dataset_path allenai/c4", 1),
         ("--training.dataset c4_test --training.dataset_path text", 1),
         ("--model.name llama3 --parallelism.expert_parallel_degree 2", 2),
-        ("--model.name my_model --model.flavor mine --experimental.custom_import x --training.dataset mine", 1),
-        ("--model.flavor mine --experimental.custom_import x", 1),
+        ("--model.name my_model --model.flavor mine --experimental.custom_import json --training.dataset mine", 1),
+        ("--model.flavor mine --experimental.custom_import json", 1),
     ],
 )
 def test_what_is_possible_is_not_refused(workspace, flags, world_size):

@@ -22,6 +22,7 @@ ALLOWED = {
     "progress.py": (),
     "launch_args.py": (),
     "compare": ("torchtitan_simplefsdp.compare", "torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
+    "rank.py": (),
     "launch.py": ("torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
     "train.py": ("torchtitan", "torchtitan_simplefsdp"),
 }

@@ -71,6 +71,11 @@ def test_the_dump_folder_is_that_of_the_run(folder, argv, expected):
     assert launch_args.get_dump_folder(launch_args.build_module_args(argv, {})) == Path(expected)
 
 
+def test_a_byte_order_mark_before_the_file_does_not_hide_its_dump_folder(folder):
+    (folder / "a b.toml").write_bytes(b"\xef\xbb\xbf" + (folder / "a b.toml").read_bytes())
+    assert launch_args.get_dump_folder(["--job.config_file", "a b.toml"]) == Path("from file")
+
+
 @pytest.mark.parametrize("text", ["[job", "job = 1", "[job]\ndump_folder = 1"])
 def test_a_faulty_file_is_left_to_the_configuration_check(folder, text):
     (folder / "other.toml").write_text(text)
@@ -80,8 +85,8 @@ def test_a_faulty_file_is_left_to_the_configuration_check(folder, text):
 def test_torchrun_takes_every_argument_of_the_ranks_as_it_is():
     module_args = ["--job.config_file", "a b.toml", "--", "-m", "--nnodes=9", "", "--help"]
     args = torchrun.parse_args(launch_args.build_torchrun_args("some.module", module_args, {}, 4, Path("log dir")))
-    assert (args.module, args.training_script) == (True, "some.module")
-    assert args.training_script_args == module_args
+    assert (args.module, args.training_script) == (True, "torchtitan_simplefsdp.rank")
+    assert args.training_script_args == [str(os.getpid()), "some.module", *module_args]
     assert (args.nproc_per_node, args.log_dir, args.tee, args.role) == ("4", "log dir", "3", "rank")
 
 

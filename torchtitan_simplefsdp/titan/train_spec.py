@@ -5,12 +5,13 @@ Not here: reading the configuration or replacing torchtitan's globals; registeri
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 from torchtitan.config import JobConfig
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.llama3 import get_train_spec
+from torchtitan.models.llama3 import get_train_spec, Llama3StateDictAdapter
 from torchtitan.protocols import train_spec as torchtitan_train_spec
 from torchtitan.protocols.train_spec import TrainSpec
 
@@ -34,6 +35,7 @@ def build_train_spec() -> TrainSpec:
         build_loss_fn=build_loss,
         build_validator_fn=Validator,
         build_metrics_processor_fn=_build_metrics_processor,
+        state_dict_adapter=QuietStateDictAdapter,
     )
 
 
@@ -49,3 +51,12 @@ def _build_metrics_processor(
     job_config: JobConfig, parallel_dims: ParallelDims, model_args: Any = None, tag: str | None = None
 ) -> SimpleFSDPMetricsProcessor:
     return SimpleFSDPMetricsProcessor(job_config, parallel_dims, tag)
+
+
+class QuietStateDictAdapter(Llama3StateDictAdapter):
+    """torchtitan's, without its warning in every run whose `hf_assets_path` has a tokenizer but no index of weights."""
+
+    def __init__(self, model_args: Any, hf_assets_path: str | None) -> None:
+        has_index = os.path.isfile(os.path.join(hf_assets_path or "", "model.safetensors.index.json"))
+        super().__init__(model_args, hf_assets_path if has_index else None)
+        self.hf_assets_path = hf_assets_path

@@ -9,6 +9,7 @@ Not here: what the values mean together (rules.py).
 import dataclasses
 from typing import Any
 
+from torchtitan_simplefsdp.launch_args import read_toml, TOMLDecodeError
 from torchtitan_simplefsdp.titan.config.fault import (
     Checked,
     count_noun,
@@ -19,22 +20,16 @@ from torchtitan_simplefsdp.titan.config.fault import (
 )
 from torchtitan_simplefsdp.titan.config.schema import describe_type, get_choices, is_value_of, Schema
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
-
 
 def read_config_file(path: str) -> tuple[dict[str, Any], list[str]]:
     """Return the file's values and no fault, or no values and one fault."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file), []
+        return read_toml(path), []
     except FileNotFoundError:
         fault = "not found. Set --config (or CONFIG_FILE) to an existing TOML file"
     except IsADirectoryError:
         fault = "is a directory. Set --config (or CONFIG_FILE) to a TOML file in it"
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         fault = f"not valid TOML: {describe_error(error)}"
     except OSError as error:
         fault = f"cannot be read: {describe_error(error)}"

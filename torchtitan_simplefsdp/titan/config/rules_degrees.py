@@ -1,21 +1,17 @@
-"""Rules about the parallelism degrees: world size, data-parallel mode, heads, sequence, batch, pipeline.
+"""Rules about the parallelism degrees: world size, data-parallel mode, heads, sequence, batch.
 
 torchtitan asserts most of this too, but after the process group exists and one fault at a time.
-Not here: `pipeline_parallel_layers_per_stage` and `module_fqns_per_model_part`, which torchtitan
-checks, on every rank alike, when it cuts the model.
+Not here: how pipeline parallelism cuts model and batch (rules_pipeline.py).
 """
 
 import math
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch.distributed.pipelining.schedules import get_schedule_class, PipelineScheduleSingle
 from torchtitan.config import JobConfig
-from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 from torchtitan.protocols.train_spec import TrainSpec
 
-from torchtitan_simplefsdp.titan.config.fault import describe_error, Rule
+from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.config.data_parallel_mode import get_data_parallel_mode
 from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 
@@ -94,7 +90,7 @@ def _get_mode_faults(config: JobConfig, world_size: int, train_spec: TrainSpec |
         "hybrid_shard": f"data_parallel_replicate_degree > 1 and {sharded} > 1",
     }[mode]
     ranks = degrees.dp_replicate * degrees.dp_shard
-    splits = [(replicate, ranks // replicate) for replicate in _get_divisors(ranks)]
+    splits = [(replicate, ranks // replicate) for replicate in get_divisors(ranks)]
     splits = [split for split in splits if get_data_parallel_mode(*split, degrees.cp) == mode]
     advice = f"no degrees on {ranks} data-parallel ranks give it. Use mode='auto' or more ranks"
     if splits:
@@ -121,7 +117,7 @@ def _get_head_faults(config: JobConfig, world_size: int, train_spec: TrainSpec |
     if common % tp:
         faulty = f"n_heads={n_heads}" if n_heads % tp else f"n_kv_heads={n_kv_heads}"
         other = f"n_kv_heads={n_kv_heads}" if n_heads % tp else f"n_heads={n_heads}"
-        possible = ", ".join(str(degree) for degree in _get_divisors(math.gcd(common, world_size)))
+        possible = ", ".join(str(degree) for degree in get_divisors(math.gcd(common, world_size)))
         yield (
             f"parallelism.tensor_parallel_degree={tp} does not divide {faulty} "
             f"(flavor {config.model.flavor!r}, {other}). Degrees possible on {world_size} ranks: {possible}."
@@ -166,51 +162,12 @@ def _get_expert_faults(config: JobConfig, world_size: int, train_spec: TrainSpec
         )
 
 
-def _get_pipeline_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
-    parallelism, local = config.parallelism, config.training.local_batch_size
-    pp, microbatch = parallelism.pipeline_parallel_degree, parallelism.pipeline_parallel_microbatch_size
-    if pp <= 1:
-        return
-    if microbatch < 1:
-        yield f"parallelism.pipeline_parallel_microbatch_size={microbatch} must be at least 1."
-    elif local % microbatch:
-        yield (
-            f"training.local_batch_size={local} is not divisible by parallelism.pipeline_parallel_microbatch_size="
-            f"{microbatch}. Microbatch sizes possible: {', '.join(map(str, _get_divisors(local)))}."
-        )
-    csv = parallelism.pipeline_parallel_schedule_csv
-    if csv and not os.path.isfile(csv):
-        where = os.path.abspath(csv)
-        yield f"parallelism.pipeline_parallel_schedule_csv={csv!r} not found (looked in {where}). Expected a file."
-    try:
-        schedule = get_schedule_class(parallelism.pipeline_parallel_schedule)
-    except ValueError as error:
-        yield f"parallelism.pipeline_parallel_schedule: {describe_error(error)}."
-        return
-    model_args = train_spec and train_spec.model_args.get(config.model.flavor)
-    fixed = parallelism.module_fqns_per_model_part or parallelism.pipeline_parallel_layers_per_stage
-    if hasattr(model_args, "n_layers") and not fixed:
-        stages = pp * (1 if issubclass(schedule, PipelineScheduleSingle) else 2)
-        try:
-            generate_llm_fqn_per_model_part(
-                stages,
-                model_args.n_layers,
-                parallelism.pipeline_parallel_first_stage_less_layers,
-                parallelism.pipeline_parallel_last_stage_less_layers,
-            )
-        except ValueError as error:
-            yield (
-                f"parallelism.pipeline_parallel_degree={pp} cuts the {model_args.n_layers} layers of flavor "
-                f"{config.model.flavor!r} into {stages} stages: {describe_error(error)}."
-            )
-
-
 def _list_nearest(number: int, divisor: int) -> str:
     below = number // divisor * divisor
     return f"{below} or {below + divisor}" if below else str(divisor)
 
 
-def _get_divisors(number: int) -> list[int]:
+def get_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
@@ -222,5 +179,4 @@ DEGREE_RULES = (
     Rule((*_DEGREE_KEYS, "training.seq_len", "validation.seq_len", "validation.enable"), _get_seq_len_faults),
     Rule((*_DEGREE_KEYS, "training.local_batch_size", "training.global_batch_size"), _get_batch_faults),
     Rule(("parallelism.expert_parallel_degree", "model.name"), _get_expert_faults),
-    Rule(("parallelism", "training.local_batch_size", "model.name", "model.flavor"), _get_pipeline_faults),
 )

@@ -2,7 +2,7 @@
 
 Without them these runs would fail late, or train on something else than was asked for.
 
-Not here: degrees that do not fit (rules_degrees.py), missing files (rules_model.py).
+Not here: degrees that do not fit (rules_degrees.py), missing files and packages (rules_model.py, rules_packages.py).
 """
 
 from collections.abc import Iterator
@@ -72,6 +72,19 @@ def _get_memory_budget_faults(config: JobConfig, world_size: int, train_spec: Tr
         )
 
 
+def _get_other_trainer_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    if config.fault_tolerance.enable:
+        yield (
+            "fault_tolerance.enable does nothing here: torchtitan 0.2.2 has fault tolerance in a trainer of its own "
+            "(torchtitan.experiments.ft). Remove it, or use that trainer."
+        )
+    if config.memory_estimation.enable:
+        yield (
+            "memory_estimation.enable does nothing here: torchtitan's trainer does not read it, only its script "
+            "scripts/estimate, which estimates FSDP2. Remove it; each step line shows the memory in use."
+        )
+
+
 def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     if not is_cpu_only():
         return
@@ -111,5 +124,6 @@ FEATURE_RULES = (
     ),
     Rule(("validation", "parallelism"), _get_validation_faults),
     Rule(("activation_checkpoint.mode", "compile"), _get_memory_budget_faults),
+    Rule(("fault_tolerance.enable", "memory_estimation.enable"), _get_other_trainer_faults),
     Rule(("profiling", "parallelism", "model", "compile", "activation_checkpoint"), _get_cpu_faults),
 )
