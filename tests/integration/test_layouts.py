@@ -44,16 +44,8 @@ LIKE_FSDP2 = {
 # name: processes, flags of ours, flags of the fully_shard run that it must equal, all with the exact reduction
 LIKE_FULLY_SHARD = {
     "replicate": (4, BATCH_2 + REPLICATE_4, BATCH_2),
-    "replicate in bfloat16": (4, BATCH_2 + BF16 + REPLICATE_4, BATCH_2 + BF16),
-    "hybrid_shard 2x2": (4, BATCH_2 + REPLICATE_2, BATCH_2),
     "hybrid_shard 2x2 in bfloat16": (4, BATCH_2 + BF16 + REPLICATE_2, BATCH_2 + BF16),
-    "hybrid_shard 2x2, compiled": (4, BATCH_2 + REPLICATE_2 + COMPILE, BATCH_2),
     "hybrid_shard 2x2 x tp 2": (8, BATCH_2 + REPLICATE_2 + TP_2, BATCH_2 + TP_2),
-    "replicate, every microbatch reduced": (
-        4,
-        BATCH_1 + REPLICATE_4 + ["--simple_fsdp.replica_reduction", "per_microbatch"],
-        BATCH_1,
-    ),
 }
 
 # name: processes, flags; each sums over other parts of the batch, sequence or layers than one process does, in fp32
@@ -66,10 +58,6 @@ LIKE_ONE_PROCESS = {
     "pp 2": (2, BATCH_8 + PP_2),
     "pp 2 x tp 2": (4, BATCH_8 + PP_2 + TP_2),
     "pp 2 x replicate 2": (4, BATCH_4 + PP_2 + REPLICATE_2),
-    "pp 2 x replicate 2, every microbatch reduced": (
-        4,
-        BATCH_4 + PP_2 + REPLICATE_2 + ["--simple_fsdp.replica_reduction", "per_microbatch"],
-    ),
     **{
         f"pp 2 x fully_shard 2, {schedule[0]}": (
             4,

@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import compare_stub
 import pytest
 
 from torchtitan_simplefsdp.compare import fingerprint
+
+from . import compare_stub
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts" / "loss_compare.py"
