@@ -4,7 +4,7 @@ import math
 import struct
 
 import pytest
-from compare_stub import GRAD_NORM, LOSS, write_scalars
+from tests.integration.compare_stub import GRAD_NORM, LOSS, write_scalars
 
 from torchtitan_simplefsdp.compare.difference import get_difference
 from torchtitan_simplefsdp.compare.scalars import count_complete_steps, read_scalars
