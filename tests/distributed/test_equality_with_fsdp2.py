@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp import MixedPrecisionPolicy as FSDP2MixedPrecisionPolicy
 
@@ -77,3 +78,42 @@ def test_hybrid_shard_trains_bitwise_like_fsdp2(ranks, world_size, tp, policy):
 def test_one_compiled_graph_trains_bitwise_like_eager(ranks, mode, reduction):
     pairs = [((train_simple_fsdp, mode, True, reduction), (train_simple_fsdp, mode, False, reduction))]
     assert ranks.run(compare, 4, pairs, 1, "bf16/fp32") == [[ALL_EQUAL]] * 4
+
+
+class WithBuffers(nn.Module):
+    """A norm, statistics in a buffer that training changes, and a buffer that takes part in the computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.first(x))
+        self.mean += h.detach().mean(0)
+        return (h - self.mean) * self.scale
+
+
+def compare_buffers() -> dict[str, bool]:
+    results, mesh = [], build_meshes("fully_shard")[0]
+    for apply in (data_parallel, fully_shard):
+        torch.manual_seed(0)
+        model = WithBuffers()
+        policies = {data_parallel: MixedPrecisionPolicy, fully_shard: FSDP2MixedPrecisionPolicy}
+        kwargs = {"mode": "fully_shard", "device_mesh": mesh} if apply is data_parallel else {"mesh": mesh}
+        apply(model, mp_policy=policies[apply](*POLICIES["bf16/fp32"]), **kwargs)
+        if apply is fully_shard:
+            model.set_gradient_divide_factor(1.0)
+            model.set_force_sum_reduction_for_comms(True)
+        x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))[get_dp_rank_and_degree()[0]]
+        out = model(x.bfloat16())  # FSDP2 casts inputs, data_parallel does not
+        out.square().sum().backward()
+        gradients = [p.grad.full_tensor() for p in model.parameters()]
+        results.append({"out": [out], "gradients": gradients, "buffers": list(model.buffers())})
+    ours, fsdp2 = results
+    return {kind: all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours[kind], fsdp2[kind])) for kind in ours}
+
+
+def test_norms_and_buffers_are_treated_as_fsdp2_treats_them(ranks):
+    assert ranks.run(compare_buffers, 2) == [{"out": True, "gradients": True, "buffers": True}] * 2

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.tiny_llama import apply_tp, build_tiny_llama, get_full
 from torchtitan_simplefsdp import data_parallel
@@ -97,18 +101,82 @@ def test_gradient_norm_and_clipped_gradients_do_not_depend_on_the_layout(ranks, 
     assert ranks.run(clip, world_size, mode, tp, 1.0) == [expected] * world_size
 
 
-def get_nonfinite_norms() -> list[float]:
+def get_nonfinite_norms(as_stages: bool) -> list[float]:
     norms = []
+    groups = [torch.distributed.group.WORLD] if as_stages else []
     for value in (float("inf"), float("nan")):
-        model = build("fully_shard", 1, 250)
+        model = build_tiny_llama(250) if as_stages else build("fully_shard", 1, 250)
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.ones_like(parameter)
         if torch.distributed.get_rank() == 1:  # one rank alone has it
-            next(model.parameters()).grad.to_local()[0] = value
-        norms.append(get_total_norm([p.grad for p in model.parameters()]).item())
+            grad = next(model.parameters()).grad
+            (grad.to_local() if isinstance(grad, DTensor) else grad)[0] = value
+        norms.append(clip_grad_norm_(model.parameters(), 1.0, groups).item())
+        assert all(get_full(p.grad).isnan().all() or value == float("inf") for p in model.parameters())
     return norms
 
 
-def test_inf_and_nan_on_one_rank_are_seen_by_all(ranks):
-    for norms in ranks.run(get_nonfinite_norms, 2):
+@pytest.mark.parametrize("as_stages", [False, True], ids=["of a shard", "of a pipeline stage"])
+def test_inf_and_nan_on_one_rank_are_seen_by_all(ranks, as_stages):
+    for norms in ranks.run(get_nonfinite_norms, 2, as_stages):
         assert norms[0] == float("inf") and norms[1] != norms[1]
+
+
+def draw_gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(p.shape, generator=generator) * 10.0**-i for i, p in enumerate(build_tiny_llama().parameters())]
+
+
+def get_norm_of_stages() -> float:
+    """Each rank has the gradients of one pipeline stage; the first stage has one parameter only."""
+    gradients = draw_gradients()
+    mine = gradients[:1] if torch.distributed.get_rank() == 0 else gradients[1:]
+    return get_total_norm(mine, [torch.distributed.group.WORLD]).item()
+
+
+def test_the_norm_over_pipeline_stages_has_the_bits_of_one_process(ranks):
+    assert ranks.run(get_norm_of_stages, 2) == [get_total_norm(draw_gradients()).item()] * 2
+
+
+class LiveBytes(TorchDispatchMode):
+    """The largest number of bytes alive at once in storages that ops created inside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.alive, self.largest = 0, 0
+        self._known = {p.to_local().untyped_storage().data_ptr() for p in model.parameters()}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._known:
+                    self._known.add(storage.data_ptr())
+                    self.alive += storage.nbytes()
+                    self.largest = max(self.largest, self.alive)
+                    weakref.finalize(storage, self._free, storage.data_ptr(), storage.nbytes())
+        return out
+
+    def _free(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.alive -= size
+
+
+def measure_init(mode: str) -> tuple[int, int]:
+    """Return bytes alive at the peak of an init, and of the largest parameter."""
+    dp_mesh, _ = build_meshes(mode)
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(64, 128 * (i + 1), bias=False) for i in range(4)))
+    data_parallel(model, dp_mesh, mode=mode)
+    model.to_empty(device="cpu")
+    with torch.no_grad(), LiveBytes(model) as live, mesh_invariant_init(model, 7):
+        for module in model:
+            nn.init.trunc_normal_(module.weight)
+    return live.largest, 64 * 512 * 4
+
+
+@pytest.mark.parametrize("mode", ["replicate", "fully_shard"])
+def test_init_needs_no_more_extra_memory_than_one_parameter_and_its_shard(ranks, mode):
+    for largest, parameter in ranks.run(measure_init, 2, mode):
+        assert parameter <= largest <= 2 * parameter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .training_runs import LOSS, REPOSITORY
+from .training_runs import LOSS, REPOSITORY, run_train
 
 
 def get_drawn_seed(log: str) -> str:
@@ -22,3 +22,13 @@ def test_a_drawn_seed_is_logged_and_gives_the_same_bits_when_it_is_set(runs, tmp
     assert set_to_it.scalars == first.scalars
     again = runs.get_result(2, *without, "--job.description", "again", seed=get_drawn_seed(first.log))
     assert again.scalars == first.scalars
+
+
+def test_a_seed_checkpoint_of_one_process_holds_the_weights_that_every_layout_draws(runs, tmp_path):
+    made = run_train(1, "--checkpoint.enable", "--checkpoint.create_seed_checkpoint", "--debug.seed", "42", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout + made.stderr
+    layout = ["--training.local_batch_size", "4", "--parallelism.tensor_parallel_degree", "2"]
+    seed_checkpoint = str(tmp_path / "outputs" / "checkpoint" / "step-0")
+    load = ["--checkpoint.enable", "--checkpoint.load_only", "--checkpoint.initial_load_path", seed_checkpoint]
+    # another seed, so weights that were not loaded would be others
+    assert runs.get_scalars(4, *layout) == runs.get_result(4, *layout, *load, seed="43").scalars
