@@ -113,6 +113,8 @@ def compare(args: argparse.Namespace, flags: list[str], launcher: Path) -> Compa
     """Run what is to be run and compare it; with --dry-run print the commands and return None."""
     validate(args)
     golden = [read_golden(args.import_result)] if args.import_result else []
+    if golden and (steps := max(golden[0].scalars["loss"], default=0)) != args.steps:
+        raise CompareError(f"--import-result {args.import_result} has {steps} steps, this comparison {args.steps}. Pass --steps {steps}.")
     runs = build_all_runs(args, flags, args.output_folder)
     # The commands that are kept do not say where this user keeps the results.
     commands = {run.name: run.get_command() for run in build_all_runs(args, flags, DEFAULT_FOLDER)}
@@ -121,6 +123,9 @@ def compare(args: argparse.Namespace, flags: list[str], launcher: Path) -> Compa
         for run in runs:
             print(run.get_command(os.path.join(".", os.path.relpath(launcher))))
         return None
+    if args.export_result:
+        args.export_result.parent.mkdir(parents=True, exist_ok=True)  # that it cannot be written shows now, not at the end
+        args.export_result.touch()
     results = []
     with lock(args.output_folder) as lock_fd:
         for number, (run, folder) in enumerate(zip(runs, folders), 1):
@@ -145,10 +150,13 @@ def report(comparison: Comparison, args: argparse.Namespace) -> int:
     differences = [difference for metrics in comparison.differences.values() for difference in metrics.values()]
     largest = max(difference.largest_relative for difference in differences)
     equal = all(difference.first_step is None for difference in differences)
+    finite = all(math.isfinite(value) for metric in comparison.baseline.scalars.values() for value in metric.values())
     verdict = "All runs are equal in every bit." if equal else f"The largest relative difference is {largest:.3g}."
+    verdict += "" if finite else " The baseline has values that are not finite: no equality."
     print(verdict if args.tolerance is None else f"{verdict} The tolerance is {args.tolerance:g}.")
-    passed = largest <= args.tolerance if args.tolerance is not None else equal or not args.assert_equal
-    return EXIT_EQUAL if passed else EXIT_DIFFERENT
+    asserted = args.assert_equal or args.tolerance is not None
+    passed = finite and (equal if args.tolerance is None else largest <= args.tolerance)
+    return EXIT_DIFFERENT if asserted and not passed else EXIT_EQUAL
 
 
 def main(argv: list[str], launcher: Path = LAUNCHER) -> int:

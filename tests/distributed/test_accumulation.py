@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy as FSDP2MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -105,25 +106,42 @@ def test_reducing_every_microbatch_gives_the_same_bits_in_all_modes(ranks):
     assert ranks.run(compare_modes, 4) == [True] * 4
 
 
-def compare_with_fsdp2() -> bool:
+def compare_with_fsdp2(policy: tuple) -> bool:
     """hybrid_shard against FSDP2 that keeps its all_reduce for the last microbatch. Without the tie: FSDP2 adds the
     gradients of its two uses first, here each is reduced."""
-    ours = build("hybrid_shard", tied=False)
+    ours = build("hybrid_shard", tied=False, policy=MixedPrecisionPolicy(*policy))
     torch.manual_seed(0)
-    peer = fully_shard(Model(tied=False), mesh=build_meshes("hybrid_shard")[0])
+    peer = Model(tied=False)
+    fully_shard(peer, mesh=build_meshes("hybrid_shard")[0], mp_policy=FSDP2MixedPrecisionPolicy(*policy))
     peer.set_gradient_divide_factor(1.0)
     peer.set_force_sum_reduction_for_comms(True)
     with accumulate_gradients(ours):
         for index, x in enumerate(get_microbatches()):
-            ours(x).square().sum().backward()
+            ours(x.to(policy[0])).float().square().sum().backward()
             peer.set_requires_all_reduce(index == MICROBATCHES - 1)
-            peer(x).square().sum().backward()
+            peer(x).float().square().sum().backward()
     pairs = [(a, b) for a, b in zip(get_gradients(ours), get_gradients(peer), strict=True) if a is not None]
     return bool(pairs) and all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_hybrid_shard_accumulates_bitwise_like_fsdp2_without_its_all_reduce(ranks):
-    assert ranks.run(compare_with_fsdp2, 4) == [True] * 4
+@pytest.mark.parametrize("policy", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)], ids=str)
+def test_hybrid_shard_accumulates_bitwise_like_fsdp2_without_its_all_reduce(ranks, policy):
+    assert ranks.run(compare_with_fsdp2, 4, policy) == [True] * 4
+
+
+def count_with_narrow_storage() -> dict:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    data_parallel(model, build_meshes("replicate")[0], mode="replicate", mp_policy=policy)
+    with count_collectives() as counter, accumulate_gradients(model):
+        for x in get_microbatches():
+            model(x.bfloat16()).sum().backward()
+    return dict(counter)
+
+
+def test_gradients_that_would_be_rounded_while_waiting_are_reduced_in_every_microbatch(ranks):
+    assert ranks.run(count_with_narrow_storage, 2) == [{"all_reduce": MICROBATCHES}] * 2
 
 
 def check_contexts() -> None:
@@ -142,6 +160,19 @@ def check_contexts() -> None:
         model(x).square().sum().backward()
         raise RuntimeError("in the middle")
     assert all(a is None or torch.equal(a, b) for a, b in zip(twice, get_gradients(model)))
+    thawed, thawed_before = build("replicate", tied=False), build("replicate", tied=False)
+    thawed_before.frozen.requires_grad_(True)
+    with accumulate_gradients(thawed):
+        thawed.frozen.requires_grad_(True)
+        thawed(x).square().sum().backward()
+    thawed_before(x).square().sum().backward()
+    pairs = zip(get_gradients(thawed), get_gradients(thawed_before), strict=True)
+    assert all(a is None and b is None or torch.equal(a, b) for a, b in pairs)
+    sharded = build("fully_shard")
+    with pytest.raises(RuntimeError, match="in the middle"), accumulate_gradients(sharded):
+        sharded(x).square().sum().backward()
+        raise RuntimeError("in the middle")
+    assert all(p.grad is None for p in sharded.parameters())
     with pytest.raises(ValueError, match="accumulates already"), accumulate_gradients(model), accumulate_gradients(model):
         pass
     with pytest.raises(ValueError, match="has no SimpleFSDP"), accumulate_gradients(nn.Linear(2, 2)):

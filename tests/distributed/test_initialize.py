@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -136,6 +136,42 @@ def get_norm_of_stages() -> float:
 
 def test_the_norm_over_pipeline_stages_has_the_bits_of_one_process(ranks):
     assert ranks.run(get_norm_of_stages, 2) == [get_total_norm(draw_gradients()).item()] * 2
+
+
+def get_norm_of_layout(mode: str) -> float:
+    model = build(mode, 1, 256)
+    gradients = [g * 2.0 ** (i % 24 - 12) for i, g in enumerate(draw_gradients())]
+    for parameter, full in zip(model.parameters(), gradients, strict=True):
+        shard = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.grad = shard
+    return get_total_norm([p.grad for p in model.parameters()]).item()
+
+
+@pytest.mark.parametrize("world_size, mode", [(world, mode) for world, mode, tp in LAYOUTS if tp == 1 and world > 1])
+def test_the_norm_has_all_64_bits_of_one_process(ranks, world_size, mode):
+    gradients = [g * 2.0 ** (i % 24 - 12) for i, g in enumerate(draw_gradients())]
+    assert ranks.run(get_norm_of_layout, world_size, mode) == [get_total_norm(gradients).item()] * world_size
+    in_fp64 = {torch.cat([g.flatten().double() for g in gradients[::step]]).square().sum().item() for step in (1, -1)}
+    assert len(in_fp64) == 2  # in another order plain fp64 has other bits
+
+
+def clip_mixed() -> tuple[float, list[float]]:
+    """A plain gradient, one on the mesh of all ranks and one on a mesh of half of them, all ones."""
+    whole, half = build_meshes("fully_shard")[0], build_meshes("fully_shard", tp=2)[0]
+    model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+    data_parallel(model[1], whole, mode="fully_shard")
+    data_parallel(model[2], half, mode="fully_shard")
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm = clip_grad_norm_(model.parameters(), 1.0).item()
+    return norm, [get_full(p.grad).unique().item() for p in model.parameters()]
+
+
+def test_gradients_of_several_meshes_and_plain_ones_are_clipped_together(ranks):
+    norm = (3 * 64) ** 0.5
+    for actual, values in ranks.run(clip_mixed, 4):
+        assert actual == pytest.approx(norm, rel=1e-7)
+        assert values == pytest.approx([1 / norm] * 3, rel=1e-6) and len(set(values)) == 1
 
 
 class LiveBytes(TorchDispatchMode):

@@ -124,6 +124,15 @@ def test_an_exported_result_is_the_baseline_of_another_comparison(workplace, cap
     assert workplace.compare("--import-result", golden, "--run", "d=OFFSET=1e-6", "--assert-equal", "--no-plot") == 1
     assert workplace.get_starts() == "a b c d"
     assert "golden  loss       7.6         (baseline)" in capsys.readouterr().out
+    assert workplace.compare("--import-result", golden, "--run", "e=", "--steps", "5", "--no-plot") == 2
+    assert "golden.json has 4 steps, this comparison 5. Pass --steps 4." in capsys.readouterr().err
+    assert workplace.compare(*TWO_RUNS, "--export-result", "/dev/null/golden.json", "--no-plot") == 2
+    assert workplace.get_starts() == "a b c d"  # nothing was started for results that could not be used
+
+
+def test_values_that_are_not_finite_are_no_equality(workplace, capsys):
+    assert workplace.compare("--run", "a=OFFSET=nan", "--run", "b=OFFSET=nan", "--assert-equal", "--no-plot") == 1
+    assert "The baseline has values that are not finite" in capsys.readouterr().out
 
 
 def test_finished_runs_are_kept_without_their_checkpoints(workplace, capsys):

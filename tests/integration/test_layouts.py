@@ -7,6 +7,7 @@ import pytest
 from .training_runs import GRAD_NORM, LOSS
 
 FSDP2 = ["--experimental.custom_import", "tests.fsdp2_peer", "--model.name", "fsdp2.llama3"]
+EACH_MICROBATCH = ["--simple_fsdp.replica_reduction", "per_microbatch"]
 NATIVE = ["--simple_fsdp.reduction", "native"]
 REPLICATE_2 = ["--parallelism.data_parallel_replicate_degree", "2"]
 REPLICATE_4 = ["--parallelism.data_parallel_replicate_degree", "4"]
@@ -46,6 +47,7 @@ LIKE_FULLY_SHARD = {
     "replicate": (4, BATCH_2 + REPLICATE_4, BATCH_2),
     "hybrid_shard 2x2 in bfloat16": (4, BATCH_2 + BF16 + REPLICATE_2, BATCH_2 + BF16),
     "hybrid_shard 2x2 x tp 2": (8, BATCH_2 + REPLICATE_2 + TP_2, BATCH_2 + TP_2),
+    "hybrid_shard 2x2, each of 2 microbatches reduced": (4, BATCH_1 + REPLICATE_2 + EACH_MICROBATCH, BATCH_1),
 }
 
 # name: processes, flags; each sums over other parts of the batch, sequence or layers than one process does, in fp32
@@ -86,6 +88,7 @@ def test_a_layout_trains_bitwise_like_fsdp2(runs, ngpu, flags, fsdp2_flags):
 @pytest.mark.parametrize("ngpu, flags, fully_shard_flags", LIKE_FULLY_SHARD.values(), ids=LIKE_FULLY_SHARD.keys())
 def test_modes_train_bitwise_alike_with_the_exact_reduction(runs, ngpu, flags, fully_shard_flags):
     assert runs.get_scalars(ngpu, *flags) == runs.get_scalars(ngpu, *fully_shard_flags)
+    assert "with the exact reduction" in runs.get_result(ngpu, *flags).log
 
 
 @pytest.mark.parametrize("ngpu, flags", LIKE_ONE_PROCESS.values(), ids=LIKE_ONE_PROCESS.keys())

@@ -22,6 +22,18 @@ CASES = {
         "comm.mode='local_tensor' (COMM_MODE=local_tensor) does not work with SimpleFSDP yet: torch's simulated ranks can "
         "neither share out a map-style dataset nor initialize this model. Use COMM_MODE=fake_backend for a dry run.",
     ),
+    "early_step_with_accumulation": (
+        "--optimizer.early_step_in_backward --training.local_batch_size 4 --training.global_batch_size 16",
+        2,
+        "optimizer.early_step_in_backward steps after each microbatch, before the gradient of the step is complete, and this run "
+        "has several (pipeline_parallel_degree, or global_batch_size above local_batch_size * data-parallel ranks). Remove it.",
+    ),
+    "early_step_in_a_pipeline": (
+        "--optimizer.early_step_in_backward --parallelism.pipeline_parallel_degree 2",
+        2,
+        "optimizer.early_step_in_backward steps after each microbatch, before the gradient of the step is complete, and this run "
+        "has several (pipeline_parallel_degree, or global_batch_size above local_batch_size * data-parallel ranks). Remove it.",
+    ),
     "two_workers": (
         "--training.dataloader.num_workers 2",
         1,
@@ -111,6 +123,10 @@ def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
 @pytest.mark.parametrize("flags, world_size", [(VALIDATION, 1), (f"{VALIDATION} --validation.steps 2", 2)])
 def test_validation_that_cannot_hang_is_accepted(workspace, flags, world_size):
     assert parse(workspace, flags=flags, world_size=world_size)
+
+
+def test_an_early_step_of_one_microbatch_is_accepted(workspace):
+    assert parse(workspace, flags="--optimizer.early_step_in_backward --training.global_batch_size 16", world_size=2)
 
 
 def test_workers_of_a_streamed_dataset_are_accepted(workspace):

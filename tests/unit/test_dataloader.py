@@ -45,8 +45,9 @@ def test_a_step_has_the_same_sequences_at_any_degree_and_accumulation(path, dp_d
     assert steps == [list(step) for step in zip(*streams)]
 
 
-def test_without_a_global_batch_size_a_step_is_one_local_batch_per_rank(path):
-    (step,) = get_steps(build(path, 1, 2, local_batch=4, global_batch=-1), 4, steps=1)
+@pytest.mark.parametrize("unset", [-1, -2])
+def test_without_a_global_batch_size_a_step_is_one_local_batch_per_rank(path, unset):
+    (step,) = get_steps(build(path, 1, 2, local_batch=4, global_batch=unset), 4, steps=1)
     assert step == get_steps(build(path, 0, 1, local_batch=8), 8, steps=1)[0][4:]
 
 
@@ -71,3 +72,10 @@ def test_a_position_of_another_batch_size_is_refused(path):
     with pytest.raises(ValueError, match="the checkpoint has 4 sequences per rank and step, this run 2"):
         resumed.load_state_dict(loader.state_dict())
         next(iter(resumed))
+    with pytest.raises(ValueError, match="the checkpoint has no sequences per rank and step, this run 2"):
+        resumed.dataset.load_state_dict({"token_buffer": [], "sample_idx": 3})  # torchtitan's own loader's
+
+
+def test_fewer_documents_than_sequences_are_refused(path):
+    with pytest.raises(ValueError, match="has 41 documents for 42 sequences per step"):
+        build(path, 0, 1, local_batch=42, global_batch=42)

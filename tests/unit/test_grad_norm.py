@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from torchtitan_simplefsdp.core import grad_norm
 from torchtitan_simplefsdp.core.grad_norm import _split_and_sum, get_total_norm
 
 
@@ -28,7 +29,9 @@ def test_the_norm_is_the_exact_one(shape, dtype):
 @pytest.mark.parametrize("spread", [1, 3, 30], ids=lambda spread: f"2^{spread}")
 def test_sums_of_rows_have_one_total_whatever_their_order_and_grouping(spread):
     generator = torch.Generator().manual_seed(0)
-    sums = torch.rand(5000, generator=generator, dtype=torch.float64) * 2.0 ** torch.randint(-spread, spread, (5000,))
+    sums = torch.rand(5000, generator=generator, dtype=torch.float64) * 2.0 ** torch.randint(
+        -spread, spread, (5000,), generator=generator
+    )
     largest = sums.max()
     expected = _split_and_sum(sums, largest)
     plain = {sums.sum().item()}
@@ -52,3 +55,10 @@ def test_the_extremes(values, expected):
 def test_inf_and_nan_come_out(value):
     norm = get_total_norm([torch.tensor([1.0, value, 2.0]), torch.ones(3, 3)]).item()
     assert math.isnan(norm) if math.isnan(value) else norm == math.inf
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    gradient = draw(50, 37)
+    whole = get_total_norm([gradient])
+    monkeypatch.setattr(grad_norm, "_BLOCK_ELEMENTS", 100)
+    assert torch.equal(get_total_norm([gradient]), whole)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torchtitan_simplefsdp.progress import PROGRESS_VARIABLE
 
-from .runs import CompareError, Run
+from .runs import CompareError, NOT_INHERITED, Run
 from .scalars import count_complete_steps, read_scalars
 
 STATE, LOG = "compare.json", "run.log"
@@ -114,7 +114,8 @@ def execute(run: Run, folder: RunFolder, launcher: Path, label: str, lock_fd: in
     progress_file = folder.path / "progress"
     progress_file.unlink(missing_ok=True)
     # runs use this interpreter, whose versions the fingerprint holds
-    environ = {**os.environ, "PYTHON": sys.executable, PROGRESS_VARIABLE: str(progress_file.absolute()), **run.environ}
+    shell = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    environ = {**shell, "PYTHON": sys.executable, PROGRESS_VARIABLE: str(progress_file.absolute()), **run.environ}
     with open(folder.log, "a") as log:
         process = subprocess.Popen(
             [str(launcher), *run.flags],

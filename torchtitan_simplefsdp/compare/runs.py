@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-INHERITED = ("NGPU", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRAIN_FILE")
+INHERITED = ("NGPU", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRAIN_FILE", "ATEN_CPU_CAPABILITY")
 """Variables of the shell that change what is computed; they become part of the command."""
+
+NOT_INHERITED = ("COMM_MODE", "NNODES", "NODE_RANK", "RDZV_ENDPOINT")
+"""Variables of the shell that would make another kind of run of it; a --run can name them."""
 
 SEED_CHECKPOINT, GOLDEN = "seed_checkpoint", "golden"
 """Names of the run that makes the seed checkpoint and of the imported run."""

@@ -25,8 +25,11 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
     """Run forward and backward of several microbatches inside; sum their gradients over the replicas at the end.
 
     In `replicate` mode that is the only reduction, in `hybrid_shard` each backward still reduce-scatters, in `fully_shard`
-    nothing changes. Inside, `parameter.grad` is not complete: clip and step after the context. A gradient from before is
-    added to at the end. After an exception inside, gradients are what they were before.
+    nothing changes. A parameter stored in fewer bits than `reduce_dtype` is reduced in every backward, as waiting would
+    round its gradient. Gradients from before are set aside and added at the end; after an exception inside they are back.
+
+    Inside, gradients are not complete: those of `parameter.grad` and of `torch.autograd.grad` are not summed over replicas.
+    So zero, clip and step outside, and use no optimizer that steps in backward. All ranks must use the same parameters.
 
     Args:
         model: one that SimpleFSDP was applied to, whole or in parts; other models' gradients are not affected.
@@ -39,24 +42,24 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if is_parametrized(module)]
     _validate_modules(modules)
-    replicated = _get_replicated_parameters(modules)
-    before = [(parameter, parameter.grad) for parameter, _ in replicated]
-    for parameter, _ in replicated:
+    parameters = _get_parameters(modules)
+    before = [parameter.grad for parameter, _ in parameters]
+    for parameter, _ in parameters:
         parameter.grad = None
     for module in modules:
         module._simple_fsdp_accumulates = True
     try:
         yield
-        for parameter, how in replicated:
+        for parameter, how in parameters:
             _sum_over_replicas(parameter, how)
     except BaseException:
-        for parameter, gradient in before:
+        for (parameter, _), gradient in zip(parameters, before):
             parameter.grad = gradient
         raise
     finally:
         for module in modules:
             module._simple_fsdp_accumulates = False
-    for parameter, gradient in before:
+    for (parameter, _), gradient in zip(parameters, before):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
@@ -68,20 +71,20 @@ def _validate_modules(modules: list[nn.Module]) -> None:
         raise ValueError("accumulate_gradients: the model accumulates already. Use one context around all microbatches.")
 
 
-def _get_replicated_parameters(modules: list[nn.Module]) -> list[tuple[nn.Parameter, Parametrization]]:
-    """Return the trainable parameters with replicas, tied ones once."""
+def _get_parameters(modules: list[nn.Module]) -> list[tuple[nn.Parameter, Parametrization]]:
+    """Return the stored parameters and how they are read, tied ones once; frozen ones too, they may be thawed inside."""
     found: dict[int, tuple[nn.Parameter, Parametrization]] = {}
     for module in modules:
         for name, how in module._simple_fsdp.items():
             parameter = module._parameters[name]
-            if parameter is not None and parameter.requires_grad and how.replicas.replicate:
+            if parameter is not None:
                 found[id(parameter)] = (parameter, how)
     return list(found.values())
 
 
 @torch.no_grad()
 def _sum_over_replicas(parameter: nn.Parameter, how: Parametrization) -> None:
-    if parameter.grad is None:  # not used in any microbatch
+    if parameter.grad is None or not how.accumulates:  # not used in any microbatch, or complete already
         return
     local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-    local.copy_(reduce_gradient(local.contiguous(), how.replicas))
+    local.copy_(reduce_gradient(local.contiguous(), how.collectives.reduction.over_replicas()))

@@ -22,6 +22,7 @@ __all__ = [
     "get_flat_group",
     "get_group_name",
     "is_in_place",
+    "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
 ]
@@ -76,3 +77,9 @@ def strided_shard(dim: int, split_factor: int) -> Placement:
 def is_in_place(op: torch._ops.OpOverload) -> bool:
     """Return whether an op, as a dispatch mode sees it, writes to an argument."""
     return op._schema.is_mutable
+
+
+def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply all tensors by a scalar tensor in place, in few kernels."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)

@@ -52,7 +52,7 @@ def build_sharded_parameter(
 def build_cast(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> Parametrization:
     """Return how a parameter without data parallelism is read: cast to `param_dtype`, no collective."""
     collectives = Collectives(0, 0, _get_param_dtype(parameter, mp_policy), Reduction())
-    return Parametrization(collectives, collectives, Reduction(), _build_tensor_parallel_spec(parameter))
+    return Parametrization(collectives, False, _build_tensor_parallel_spec(parameter))
 
 
 def _build_parametrization(
@@ -65,24 +65,20 @@ def _build_parametrization(
     sharded = [mesh_dim for mesh_dim, placement in enumerate(dp_placements) if isinstance(placement, Shard)]
     shard_mesh_dim = sharded[0] if sharded else None
     replicate_mesh_dims = tuple(mesh_dim for mesh_dim in range(device_mesh.ndim) if mesh_dim not in sharded)
-    dtype = mp_policy.reduce_dtype if parameter.dtype.is_floating_point else None
-
-    def build(shard: int | None, replicate: tuple[int, ...]) -> Reduction:
-        return build_reduction(device_mesh, shard, replicate, dtype, exact=reduction == "exact")
-
+    reduce_dtype = mp_policy.reduce_dtype if parameter.dtype.is_floating_point else None
     shard_dim = dp_placements[shard_mesh_dim].dim if sharded else 0
     collectives = Collectives(
         shard_dim=shard_dim,
         shard_dim_size=_get_local(parameter).size(shard_dim) if sharded else 0,
         param_dtype=_get_param_dtype(parameter, mp_policy),
-        reduction=build(shard_mesh_dim, replicate_mesh_dims),
+        reduction=build_reduction(
+            device_mesh, shard_mesh_dim, replicate_mesh_dims, reduce_dtype, exact=reduction == "exact"
+        ),
     )
-    return Parametrization(
-        collectives=collectives,
-        accumulating=collectives._replace(reduction=build(shard_mesh_dim, ())),
-        replicas=build(None, replicate_mesh_dims),
-        tensor_parallel=_build_tensor_parallel_spec(parameter),
-    )
+    # Gradients wait for the sum over replicas in the dtype of the stored parameter, which must not round what is summed.
+    rounds = reduce_dtype is not None and torch.promote_types(reduce_dtype, parameter.dtype) != parameter.dtype
+    accumulates = bool(collectives.reduction.replicate) and not rounds
+    return Parametrization(collectives, accumulates, _build_tensor_parallel_spec(parameter))
 
 
 def _get_param_dtype(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> torch.dtype:

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .reduction import Reduction
 from .unshard import Collectives, TensorParallelSpec, unshard
 
 _gather_enabled = True
@@ -45,15 +44,13 @@ class Parametrization:
     """How one parameter of one module is read. Immutable, so copies of the module share it.
 
     Args:
-        collectives: those of a read whose backward reduces the gradient completely.
-        accumulating: those of a read inside `accumulate_gradients`, which leaves the sum over replicas for its end.
-        replicas: that sum.
+        collectives: gather and complete reduction.
+        accumulates: whether inside `accumulate_gradients` the sum over replicas is left for the end.
         tensor_parallel: how the unsharded parameter is a DTensor; None: it is a plain tensor.
     """
 
     collectives: Collectives
-    accumulating: Collectives
-    replicas: Reduction
+    accumulates: bool
     tensor_parallel: TensorParallelSpec | None
 
     def __deepcopy__(self, memo: dict) -> Parametrization:
@@ -106,7 +103,9 @@ def _getter(name: str):
                 f"data_parallel: parameter {name!r} of {type(self).__name__} was replaced by a plain tensor after sharding. "
                 "Copy new values into the sharded parameter instead, or replace it before data_parallel."
             )
-        collectives = how.accumulating if self._simple_fsdp_accumulates else how.collectives
+        collectives = how.collectives
+        if self._simple_fsdp_accumulates and how.accumulates:
+            collectives = collectives._replace(reduction=collectives.reduction.without_replicas())
         return unshard(stored, collectives, how.tensor_parallel)
 
     return read

@@ -1,7 +1,7 @@
 """Reduction: how a gradient is summed over the data-parallel ranks, with the native collectives or exactly.
 
-The native collectives (reduce_scatter, all_reduce) add in an order that depends on backend, size and mode, so beyond two
-ranks `replicate`, `fully_shard` and `hybrid_shard` drift apart in the last bits. The exact reduction only moves data
+The native collectives (reduce_scatter, all_reduce) add in an order that depends on backend, shape and mode, so beyond two
+ranks `replicate`, `fully_shard` and `hybrid_shard` can drift apart in the last bits. The exact reduction only moves data
 (all_to_all, all_gather) and adds by itself, every element in one order: see [Note: exact sum].
 
 [Note: exact sum]
@@ -64,6 +64,18 @@ class Reduction(NamedTuple):
     replicate: tuple[Group, ...] = ()
     exact: ExactSum | None = None
 
+    def without_replicas(self) -> Reduction:
+        """Return the part of this sum that is over the ranks with other shards."""
+        exact = ExactSum(self.shard, None, ()) if self.exact and self.shard else None
+        return self._replace(replicate=(), exact=exact)
+
+    def over_replicas(self) -> Reduction:
+        """Return the rest of this sum after `without_replicas`."""
+        if self.shard is None:
+            return self
+        (group,) = self.replicate
+        return self._replace(shard=None, exact=ExactSum(group, group, ()) if self.exact else None)
+
 
 def validate_reduction(reduction: str, device_mesh: DeviceMesh) -> None:
     """Raise unless `reduction` exists and works on this mesh."""
@@ -92,10 +104,10 @@ def build_reduction(
 
     shard = get_groups(() if shard_dim is None else (shard_dim,))
     replicate = get_groups(replicate_dims)
-    if not shard and not replicate:
-        return Reduction()
     reduction = Reduction(dtype, shard[0] if shard else None, replicate)
-    return reduction._replace(exact=_build_exact_sum(device_mesh, reduction)) if exact else reduction
+    if not exact or not (shard or replicate):
+        return reduction
+    return reduction._replace(exact=_build_exact_sum(device_mesh, reduction))
 
 
 def _build_exact_sum(device_mesh: DeviceMesh, reduction: Reduction) -> ExactSum:
@@ -117,7 +129,7 @@ def _build_exact_sum(device_mesh: DeviceMesh, reduction: Reduction) -> ExactSum:
 
 
 def reduce_gradient(gradient: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    """Return the sum of `gradient` over the ranks, in `reduction.dtype`.
+    """Return the sum of `gradient` over the ranks, in `reduction.dtype`; without ranks to sum over, `gradient` itself.
 
     Args:
         gradient: contiguous; with a shard group `[shard degree * rows, ...]`, otherwise of any shape.
@@ -125,6 +137,8 @@ def reduce_gradient(gradient: torch.Tensor, reduction: Reduction) -> torch.Tenso
     Returns:
         With a shard group this rank's `[rows, ...]`, otherwise the same shape.
     """
+    if reduction.shard is None and not reduction.replicate:
+        return gradient
     gradient = gradient.to(reduction.dtype or gradient.dtype)
     if reduction.exact is not None:
         return _sum_exactly(gradient, reduction.exact)

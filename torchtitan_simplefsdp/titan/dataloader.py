@@ -2,8 +2,8 @@
 
 torchtitan gives each data-parallel rank a share of the documents, so another number of ranks trains on other batches, and
 two layouts cannot be compared. Here each of the `global_batch_size` sequences of a step has a share, which it reads from
-step to step, and a rank (or a microbatch of accumulation) takes its part of the sequences. Per rank this costs what it did
-before: a rank reads only the documents of its own sequences.
+step to step, and a rank (or a microbatch of accumulation) takes its part of the sequences. So a rank reads only the documents
+of its own sequences; it keeps the open end of a document for each of them, and there must be as many documents as sequences.
 
 Not here: streamed datasets (c4), which torchtitan's own loader deals to ranks; validation.
 """
@@ -41,6 +41,11 @@ def build_dataloader(
     corpus = HuggingFaceTextDataset(
         training.dataset, training.dataset_path, tokenizer, training.seq_len, infinite=True
     )
+    if len(corpus._data) < sequences:  # the config check has said so for the datasets that it can count
+        raise ValueError(
+            f"training.dataset={training.dataset!r} has {len(corpus._data)} documents for {sequences} sequences per step, and "
+            "each needs one. Add documents, or use a smaller global batch."
+        )
     streams = [_take_share(corpus, sequence, sequences) for sequence in range(dp_rank * mine, (dp_rank + 1) * mine)]
     kwargs = {**asdict(training.dataloader), "batch_size": training.local_batch_size}
     return ParallelAwareDataloader(RoundRobin(streams), dp_rank=dp_rank, dp_world_size=dp_world_size, **kwargs)
@@ -55,9 +60,9 @@ def _take_share(corpus: HuggingFaceTextDataset, sequence: int, sequences: int) -
 
 
 def get_global_batch_size(job_config: JobConfig, dp_world_size: int) -> int:
-    """Return sequences per optimizer step; `training.global_batch_size=-1` means one local batch per rank."""
+    """Return sequences per optimizer step; a negative `training.global_batch_size` means one local batch per rank."""
     configured = job_config.training.global_batch_size
-    return job_config.training.local_batch_size * dp_world_size if configured == -1 else configured
+    return job_config.training.local_batch_size * dp_world_size if configured < 0 else configured
 
 
 class RoundRobin(IterableDataset, Stateful):
@@ -80,12 +85,13 @@ class RoundRobin(IterableDataset, Stateful):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a position; that of another number of streams per rank is refused."""
-        if len(state_dict["streams"]) != len(self._streams):
+        streams = state_dict.get("streams", [])
+        if len(streams) != len(self._streams):
             raise ValueError(
-                f"data loader: the checkpoint has {len(state_dict['streams'])} sequences per rank and step, this run "
+                f"data loader: the checkpoint has {len(streams) or 'no'} sequences per rank and step, this run "
                 f"{len(self._streams)}. Keep training.global_batch_size and the data-parallel degree, or start the data over "
                 "with --checkpoint.exclude_from_loading dataloader."
             )
         self._turn = state_dict["turn"]
-        for stream, state in zip(self._streams, state_dict["streams"]):
+        for stream, state in zip(self._streams, streams):
             stream.load_state_dict(state)

@@ -111,7 +111,7 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
         applied = f"mode {mode} on mesh ({dims})"
         precision += f", gradients summed in {training.mixed_precision_reduce} with the {reduction} reduction"
         if mode != "fully_shard":
-            precision += f", over replicas {job_config.simple_fsdp.replica_reduction}"
+            precision += f" (over replicas {job_config.simple_fsdp.replica_reduction})"
     logger.info(f"SimpleFSDP: {applied}; initial weights drawn from seed {model.init_seed}; {precision}")
     if mode in ("fully_shard", "hybrid_shard"):
         logger.info(
@@ -122,7 +122,7 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
 
 
 def get_reduction(configured: str, device_type: str) -> str:
-    """Return the reduction that `simple_fsdp.reduction` stands for: 'exact' is the faster one on gloo."""
+    """Return the reduction that `simple_fsdp.reduction` stands for; docs/numerics.md has what each costs."""
     if configured != "auto":
         return configured
     return "exact" if device_type == "cpu" else "native"

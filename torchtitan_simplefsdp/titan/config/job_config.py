@@ -28,9 +28,9 @@ class SimpleFSDP:
     reduction: Literal["auto", "native", "exact"] = "auto"
     """
     Choices: how gradients are summed over data-parallel ranks.
-    'native' as the backend does, like FSDP2; 'exact' in one order
-    for all modes and meshes, so with the same bits; 'auto' is exact
-    on CPU, where it is also faster, and native on GPU.
+    'native' as the backend and FSDP2 do; 'exact' in one order, so
+    that all modes and meshes give the same bits; 'auto' is exact
+    on CPU and native on GPU.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"

@@ -14,6 +14,7 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
 from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
+from torchtitan_simplefsdp.titan.dataloader import get_global_batch_size
 from torchtitan_simplefsdp.titan.datasets import MAP_STYLE_DATASETS
 from torchtitan_simplefsdp.titan.device import is_cpu_only
 
@@ -31,6 +32,18 @@ def _get_local_tensor_faults(config: JobConfig, world_size: int, train_spec: Tra
         yield (
             "comm.mode='local_tensor' (COMM_MODE=local_tensor) does not work with SimpleFSDP yet: torch's simulated ranks can "
             "neither share out a map-style dataset nor initialize this model. Use COMM_MODE=fake_backend for a dry run."
+        )
+
+
+def _get_early_step_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    degrees = get_degrees(config, world_size)
+    if not config.optimizer.early_step_in_backward or degrees is None:
+        return
+    ranks, local = degrees.dp_replicate * degrees.dp_shard, config.training.local_batch_size
+    if degrees.pp > 1 or get_global_batch_size(config, ranks) > local * ranks:
+        yield (
+            "optimizer.early_step_in_backward steps after each microbatch, before the gradient of the step is complete, and this "
+            "run has several (pipeline_parallel_degree, or global_batch_size above local_batch_size * data-parallel ranks). Remove it."
         )
 
 
@@ -118,6 +131,7 @@ def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | 
 FEATURE_RULES = (
     Rule(("training.enable_cpu_offload", "model.name"), _get_offload_faults),
     Rule(("comm.mode", "model.name"), _get_local_tensor_faults),
+    Rule(("optimizer", "parallelism", "training"), _get_early_step_faults),
     Rule(
         ("training.dataset", "training.dataloader", "validation.dataset", "validation.dataloader", "validation.enable"),
         _get_worker_faults,

@@ -155,9 +155,9 @@ MODEL_RULES = (
     Rule(("model.name",), _get_name_faults),
     Rule(("model.name", "model.flavor"), _get_flavor_faults),
     Rule(("model.name", "model.hf_assets_path", "model.tokenizer_path"), _get_tokenizer_faults),
-    Rule(("model.name", "training.dataset", "training.dataset_path"), _get_training_data_faults),
+    Rule(("model.name", "training", "parallelism"), _get_training_data_faults),
     Rule(
-        ("model.name", "validation.enable", "validation.dataset", "validation.dataset_path"),
+        ("model.name", "validation.enable", "validation.dataset", "validation.dataset_path", "parallelism"),
         _get_validation_data_faults,
     ),
 )

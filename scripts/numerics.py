@@ -1,0 +1,170 @@
+"""The comparisons of docs/numerics.md: run them with scripts/loss_compare.py and write their tables and pictures there.
+
+    python scripts/numerics.py [NAME ...] [--steps N]
+
+Without names all of them, in the order below; runs that are finished are kept, so it can be interrupted. On 2 cores all of
+them take more than an hour. --steps N is for a try: it prints tables and leaves the document alone.
+"""
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENT = REPOSITORY / "docs" / "numerics.md"
+PICTURES = REPOSITORY / "docs" / "numerics"
+OUTPUT = Path("outputs/numerics")
+
+EVERY_RUN = "--training.seq_len 128 --training.global_batch_size 8"
+BF16 = "--training.mixed_precision_param bfloat16"
+FSDP2 = "--experimental.custom_import tests.fsdp2_peer --model.name fsdp2.llama3"
+NATIVE = "--simple_fsdp.reduction native"
+
+
+def get_layout(dp: int, replicate: int = 1, tp: int = 1, cp: int = 1, pp: int = 1, microbatches: int = 1, more: str = "") -> str:
+    """Return what loss_compare.py takes for a run of 8 sequences per step.
+
+    Args:
+        dp: data-parallel ranks, `replicate` of which have a copy of the parameters each.
+        microbatches: of gradient accumulation, per rank and step.
+        more: further flags.
+    """
+    degrees = {"data_parallel_replicate": replicate, "data_parallel_shard": dp // replicate, "tensor_parallel": tp}
+    degrees |= {"context_parallel": cp, "pipeline_parallel": pp}
+    flags = " ".join(f"--parallelism.{name}_degree {degree}" for name, degree in degrees.items() if degree > 1)
+    return f"NGPU={dp * tp * cp * pp} {flags} --training.local_batch_size {8 // dp // microbatches} {more}".strip()
+
+
+class Case(NamedTuple):
+    """A comparison: its steps, runs by name (the first is the baseline), flags of all runs, and what is asserted."""
+
+    steps: int
+    runs: dict[str, str]
+    flags: str = ""
+    asserted: str = "--assert-equal"
+
+
+DDP_TP = {
+    "fsdp2_tp2": get_layout(2, tp=2),
+    "ddp2_tp2": get_layout(2, replicate=2, tp=2),
+    "FSDP2_fsdp2_tp2": get_layout(2, tp=2, more=FSDP2),
+}
+MODES = {
+    "fully_shard_4": get_layout(4),
+    "replicate_4": get_layout(4, replicate=4),
+    "hybrid_shard_2x2": get_layout(4, replicate=2),
+}
+SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+DUAL_PIPE = "--parallelism.no_pipeline_parallel_expert_parallel_overlap"
+
+CASES = {
+    "ddp_tp_bf16": Case(100, DDP_TP, BF16),
+    "ddp_tp_fp32": Case(100, DDP_TP),
+    "modes_bf16": Case(100, MODES, BF16),
+    "modes_fp32": Case(100, MODES),
+    "hsdp_tp_bf16": Case(
+        100, {"fully_shard_4_tp2": get_layout(4, tp=2), "hybrid_2x2_tp2": get_layout(4, replicate=2, tp=2)}, BF16
+    ),
+    "fsdp2": Case(
+        100, {"FSDP2_4": get_layout(4, more=FSDP2), "fully_shard_4_native": get_layout(4, more=NATIVE)}
+    ),
+    "fsdp2_hybrid": Case(
+        100,
+        {
+            "FSDP2_hybrid_2x2": get_layout(4, replicate=2, more=FSDP2),
+            "hybrid_2x2_native": get_layout(4, replicate=2, more=NATIVE),
+        },
+    ),
+    "native": Case(
+        100,
+        {
+            "fully_shard_4_native": get_layout(4, more=NATIVE),
+            "replicate_4_native": get_layout(4, replicate=4, more=NATIVE),
+            "hybrid_2x2_native": get_layout(4, replicate=2, more=NATIVE),
+        },
+        asserted="",
+    ),
+    "pipeline": Case(
+        20,
+        {"dp4": get_layout(4)}
+        | {
+            f"pp2_dp2_{name}": get_layout(
+                2, pp=2, more=f"--parallelism.pipeline_parallel_schedule {name} {DUAL_PIPE if name == 'DualPipeV' else ''}"
+            )
+            for name in SCHEDULES
+        },
+        asserted="--tolerance 1e-5",
+    ),
+    "accumulation": Case(
+        100,
+        {
+            "one_batch": get_layout(2),
+            "replicate_4_microbatches": get_layout(2, replicate=2, microbatches=4),
+            "fully_shard_4_microbatches": get_layout(2, microbatches=4),
+        },
+        asserted="--tolerance 1e-4",
+    ),
+    "layouts": Case(
+        100,
+        {
+            "one_process": get_layout(1),
+            "fully_shard_4": get_layout(4),
+            "tp2": get_layout(1, tp=2),
+            "cp2": get_layout(1, cp=2),
+        },
+        asserted="--tolerance 1e-3",
+    ),
+}
+
+
+def build_command(name: str, case: Case, steps: int | None) -> list[str]:
+    command = ["python", "scripts/loss_compare.py", "--steps", str(steps or case.steps), "--markdown"]
+    command += ["--output-folder", str(OUTPUT / name), *case.asserted.split()]
+    for run, layout in case.runs.items():
+        command += ["--run", f"{run}={layout}"]
+    return [*command, "--", *EVERY_RUN.split(), *case.flags.split()]
+
+
+def format_command(command: list[str]) -> str:
+    """Return the command as one can paste it, a run per line."""
+    return shlex.join(command).replace(" --run ", " \\\n    --run ").replace(" -- ", " \\\n    -- ")
+
+
+def write_section(name: str, command: list[str], table: str) -> None:
+    """Replace a comparison's section of the document, and copy its picture next to it."""
+    PICTURES.mkdir(exist_ok=True)
+    shutil.copyfile(REPOSITORY / OUTPUT / name / "plot.png", PICTURES / f"{name}.png")
+    start, end = f"<!-- comparison: python scripts/numerics.py {name} -->\n", "<!-- end of comparison -->"
+    before, _, rest = DOCUMENT.read_text().partition(start)
+    section = f"```\n{format_command(command)}\n```\n\n{table.strip()}\n\n![{name}](numerics/{name}.png)\n"
+    DOCUMENT.write_text(before + start + section + end + rest.partition(end)[2])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--steps", type=int, help="optimizer steps, for a try that leaves the document alone")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(CASES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}. Comparisons: {', '.join(CASES)}.")
+    for name in args.names or CASES:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        command = build_command(name, CASES[name], args.steps)
+        result = subprocess.run([sys.executable, *command[1:]], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        print(result.stdout)
+        if result.returncode not in (0, 1):
+            return result.returncode
+        if not args.steps:
+            write_section(name, command, result.stdout)
+        if result.returncode:
+            print(f"{name}: not as asserted ({CASES[name].asserted})", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
