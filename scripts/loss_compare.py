@@ -145,7 +145,7 @@ def report(comparison: Comparison, args: argparse.Namespace) -> int:
 
         files.append(args.output_folder / "plot.png")
         plot_comparison(comparison, files[-1])
-    print(format_markdown(comparison) if args.markdown else format_table(comparison))
+    print(f"{format_markdown(comparison) if args.markdown else format_table(comparison)}\n")
     say(f"Written: {', '.join(map(str, files))}")
     differences = [difference for metrics in comparison.differences.values() for difference in metrics.values()]
     largest = max(difference.largest_relative for difference in differences)

@@ -98,7 +98,7 @@ CASES = {
             )
             for name in SCHEDULES
         },
-        asserted="--tolerance 1e-5",
+        asserted="--tolerance 1e-6",
         sequences=8,
     ),
     "accumulation": Case(
@@ -108,7 +108,7 @@ CASES = {
             "replicate_4_microbatches": get_layout(2, replicate=2, local_batch=1),
             "fully_shard_4_microbatches": get_layout(2, local_batch=1),
         },
-        asserted="--tolerance 1e-4",
+        asserted="--tolerance 1e-6",
         sequences=8,
     ),
     "layouts": Case(
@@ -119,7 +119,7 @@ CASES = {
             "tp2": get_layout(1, tp=2),
             "cp2": get_layout(1, cp=2),
         },
-        asserted="--tolerance 1e-4",
+        asserted="--tolerance 1e-6",
     ),
 }
 

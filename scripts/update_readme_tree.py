@@ -23,6 +23,8 @@ FOLDERS = {
     "torchtitan_simplefsdp/assets": "tokenizer of 2048 tokens, trained by scripts/train_tokenizer.py",
     "train_configs": None,
     "scripts": None,
+    "docs": None,
+    "docs/numerics": "pictures of docs/numerics.md",
     "tests": "what is tested, by how many processes it takes",
     "tests/unit": "one process, fake process groups of any size",
     "tests/distributed": "2, 4 and 8 gloo ranks against one process and FSDP2",
@@ -47,7 +49,7 @@ def build_tree() -> str:
         init = path / "__init__.py"
         lines.append(("  " * depth + path.name + "/", phrase or (get_first_line(init) if init.exists() else "")))
         if phrase is None:
-            files = sorted(file for file in path.iterdir() if file.suffix in (".py", ".sh", ".toml"))
+            files = sorted(file for file in path.iterdir() if file.suffix in (".py", ".sh", ".toml", ".md"))
             files = [file for file in files if file.name != "__init__.py"]
             lines += [("  " * (depth + 1) + file.name, get_first_line(file)) for file in files]
     width = max(len(name) for name, _ in lines)
