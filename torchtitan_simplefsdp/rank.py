@@ -1,17 +1,23 @@
-"""A rank's first lines: tie its life to the launcher's, then become the train module.
+"""A rank's first and last lines: tie its life to the launcher's, become the train module, end without teardown.
 
 torchrun starts every rank in a session of its own, so a launcher that is killed (SIGKILL, out of memory) cannot end
 them, and they would hold cores or GPUs until a collective times out. The kernel can end them, but a process has to ask
 for that itself; here every train module gets it, before it imports anything.
 
+A run that has finished must not fail afterwards: while Python takes its libraries apart, a C++ thread of theirs can abort the
+process ("terminate called without an active exception", seen once in some hundred runs on CPU, after "Process group
+destroyed"), and torchrun then calls the run failed. So a rank that succeeded ends right after its exit handlers.
+
 Not here: starting ranks (launch.py), what a rank does (train.py).
 """
 
+import atexit
 import ctypes
 import os
 import runpy
 import signal
 import sys
+import threading
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -32,6 +38,18 @@ def main(launcher_pid: str, module: str, *module_args: str) -> None:
     end_with_launcher(int(launcher_pid))
     sys.argv = [module, *module_args]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    end_without_teardown()
+
+
+def end_without_teardown() -> None:
+    """End this process with exit code 0 after what Python does first: wait for threads, run exit handlers, flush."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

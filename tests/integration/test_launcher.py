@@ -43,6 +43,12 @@ elif task == "--lines":
     for number in range(10):
         print("line", number, flush=True)
         time.sleep(0.2)
+elif task == "--abort-in-teardown":
+    import atexit, ctypes, threading
+    libc = ctypes.CDLL(None)
+    getattr(libc, "__cxa_atexit")(libc.abort, None, None)  # as a destructor of a C++ library that aborts
+    atexit.register(lambda: print("exit handler", end=""))
+    threading.Thread(target=lambda: (time.sleep(1), print("thread", flush=True))).start()
 elif task == "--sleep":
     Path(f"pid of {rank}").write_text(str(os.getpid()))
     time.sleep(300)
@@ -157,3 +163,12 @@ def wait_for_pid(path: Path) -> int:
         assert time.monotonic() < deadline, f"{path.name} was never written"
         time.sleep(0.05)
     return int(path.read_text())
+
+
+def test_a_run_that_has_finished_does_not_fail_in_the_interpreters_teardown(folder, start):
+    run = start("--abort-in-teardown")
+    stdout, stderr = run.communicate(timeout=60)
+    assert run.returncode == 0, stderr
+    assert stdout.index("thread") < stdout.index("exit handler")
+    alone = "import ctypes; libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.abort, None, None)"
+    assert subprocess.run([sys.executable, "-c", alone], capture_output=True).returncode == -signal.SIGABRT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +52,7 @@ class Runs:
         """Return scalars and output of a run; `seed=None` sets none."""
         key = (ngpu, *flags, seed)
         if key not in self._results:
-            folder = self._folder / str(len(self._results))
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=self._folder))  # a new one also after a run that failed
             seed_flags = [] if seed is None else ["--debug.seed", seed]
             result = run_train(ngpu, *BASE_FLAGS, *seed_flags, *flags, cwd=folder)
             assert result.returncode == 0, f"{' '.join(flags)}\n{result.stdout}\n{result.stderr}"
