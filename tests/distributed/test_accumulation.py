@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torchtitan_simplefsdp import MixedPrecisionPolicy, accumulate_gradients, data_parallel
 
 from .collective_counter import count_collectives
+from .fsdp2 import sum_gradients
 from .meshes import build_meshes, get_dp_rank_and_degree
 
 MODES = ["replicate", "fully_shard", "hybrid_shard"]
@@ -113,8 +114,7 @@ def compare_with_fsdp2(policy: tuple) -> bool:
     torch.manual_seed(0)
     peer = Model(tied=False)
     fully_shard(peer, mesh=build_meshes("hybrid_shard")[0], mp_policy=FSDP2MixedPrecisionPolicy(*policy))
-    peer.set_gradient_divide_factor(1.0)
-    peer.set_force_sum_reduction_for_comms(True)
+    sum_gradients(peer)
     with accumulate_gradients(ours):
         for index, x in enumerate(get_microbatches()):
             ours(x.to(policy[0])).float().square().sum().backward()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp import MixedPrecisionPolicy as FSDP2MixedPrecisionPolicy
 
 from tests.tiny_llama import apply_tp, build_tiny_llama, train
 from torchtitan_simplefsdp import MixedPrecisionPolicy, data_parallel
 
+from .fsdp2 import sum_gradients
 from .meshes import build_meshes, get_dp_rank_and_degree
 
 POLICIES = {"fp32": (None, None), "bf16/fp32": (torch.bfloat16, torch.float32)}
@@ -36,10 +37,7 @@ def train_fsdp2(mode: str, tp: int, policy: str) -> dict[str, list]:
     mp_policy = FSDP2MixedPrecisionPolicy(*POLICIES[policy])
     for part in (model.tok_embeddings, *model.layers, [model.norm, model.output], model):
         fully_shard(part, mesh=dp_mesh, mp_policy=mp_policy)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no premul-sum
+    sum_gradients(model)
     return train(model, *get_dp_rank_and_degree(tp))
 
 
@@ -103,9 +101,7 @@ def compare_buffers() -> dict[str, bool]:
         policies = {data_parallel: MixedPrecisionPolicy, fully_shard: FSDP2MixedPrecisionPolicy}
         kwargs = {"mode": "fully_shard", "device_mesh": mesh} if apply is data_parallel else {"mesh": mesh}
         apply(model, mp_policy=policies[apply](*POLICIES["bf16/fp32"]), **kwargs)
-        if apply is fully_shard:
-            model.set_gradient_divide_factor(1.0)
-            model.set_force_sum_reduction_for_comms(True)
+        sum_gradients(model)  # does nothing to ours
         x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))[get_dp_rank_and_degree()[0]]
         out = model(x.bfloat16())  # FSDP2 casts inputs, data_parallel does not
         out.square().sum().backward()

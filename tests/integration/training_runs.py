@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torchtitan_simplefsdp.compare.scalars import find_event_files, METRICS, read_events
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LOSS, GRAD_NORM = "loss_metrics/global_avg_loss", "grad_norm"
+LOSS, GRAD_NORM = METRICS["loss"], METRICS["grad_norm"]
 
 # the same 8 sequences of 128 tokens in a step, on every layout
 BASE_FLAGS = ["--training.steps", "5", "--training.seq_len", "128", "--training.global_batch_size", "8"]
@@ -61,7 +61,6 @@ class Runs:
 
 
 def read_scalars(folder: Path) -> dict[str, list[float]]:
-    (event_file,) = folder.rglob("events.out.tfevents.*")  # one writer
-    events = EventAccumulator(str(event_file))
-    events.Reload()
-    return {tag: [event.value for event in events.Scalars(tag)] for tag in (LOSS, GRAD_NORM)}
+    (event_file,) = find_event_files(folder)  # one writer
+    events = read_events(event_file)
+    return {tag: [event.value for event in events[metric]] for metric, tag in METRICS.items()}

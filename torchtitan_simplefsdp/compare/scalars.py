@@ -5,7 +5,7 @@ Not here: what is done with them (difference.py, plot.py).
 
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
 
 METRICS = {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm"}
 """What is compared, and torchtitan's TensorBoard tags of it."""
@@ -17,16 +17,26 @@ Scalars = dict[str, dict[int, float]]
 def read_scalars(folder: Path) -> Scalars:
     """Read all event files below `folder`; of a step that a resumed run did twice, the later value counts."""
     events = {metric: [] for metric in METRICS}
-    for file in folder.rglob("events.out.tfevents.*"):
-        accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})  # 0: all; the default is a sample
-        accumulator.Reload()
-        for metric, tag in METRICS.items():
-            if tag in accumulator.Tags()["scalars"]:
-                events[metric] += accumulator.Scalars(tag)
+    for file in find_event_files(folder):
+        for metric, found in read_events(file).items():
+            events[metric] += found
     return {
         metric: dict(sorted({e.step: e.value for e in sorted(found, key=lambda e: e.wall_time)}.items()))
         for metric, found in events.items()
     }
+
+
+def find_event_files(folder: Path) -> list[Path]:
+    """Return TensorBoard's files below `folder`, sorted."""
+    return sorted(folder.rglob("events.out.tfevents.*"))
+
+
+def read_events(file: Path) -> dict[str, list[ScalarEvent]]:
+    """Read the events of one file, in the order of writing, of those METRICS that it has."""
+    accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})  # 0: all; the default is a sample
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {metric: accumulator.Scalars(tag) for metric, tag in METRICS.items() if tag in tags}
 
 
 def count_complete_steps(scalars: Scalars) -> int:

@@ -21,6 +21,7 @@ from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
 from .context_parallel import AllGatherAttention
 from .config.data_parallel_mode import get_data_parallel_mode
+from .config.job_config import is_model_compiled
 from .model import get_init_seed
 
 OP_SAC_SAVE_LIST = torchtitan_op_sac_save_list | {
@@ -47,7 +48,7 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(model, job_config)
     apply_dp(model, parallel_dims, job_config)
-    if _is_model_compiled(job_config):
+    if is_model_compiled(job_config):
         model = apply_compile(model, job_config)
     return model
 
@@ -85,7 +86,7 @@ def apply_ac(model: nn.Module, job_config: JobConfig) -> None:
     torchtitan_apply_ac(
         model,
         job_config.activation_checkpoint,
-        model_compile_enabled=_is_model_compiled(job_config),
+        model_compile_enabled=is_model_compiled(job_config),
         op_sac_save_list=OP_SAC_SAVE_LIST,
         base_folder=job_config.job.dump_folder,
     )
@@ -137,7 +138,3 @@ def apply_compile(model: nn.Module, job_config: JobConfig) -> nn.Module:
         )
     logger.info(f"Compiling the model as one graph with backend {job_config.compile.backend!r}")
     return torch.compile(model, backend=job_config.compile.backend, fullgraph=True)
-
-
-def _is_model_compiled(job_config: JobConfig) -> bool:
-    return job_config.compile.enable and "model" in job_config.compile.components

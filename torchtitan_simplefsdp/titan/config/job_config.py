@@ -55,3 +55,8 @@ class Compile:
 class JobConfig:
     compile: Compile = field(default_factory=Compile)
     simple_fsdp: SimpleFSDP = field(default_factory=SimpleFSDP)
+
+
+def is_model_compiled(config: JobConfig) -> bool:
+    """Answer whether a run compiles its model; `config` is the merged one, with torchtitan's keys."""
+    return config.compile.enable and "model" in config.compile.components

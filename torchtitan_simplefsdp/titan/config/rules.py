@@ -74,7 +74,7 @@ def _get_size_faults(config: JobConfig, world_size: int, train_spec: TrainSpec |
     degrees = get_degrees(config, world_size)
     local, total = config.training.local_batch_size, config.training.global_batch_size
     if degrees is not None:
-        local = max(local, total // (degrees.dp_replicate * degrees.dp_shard))
+        local = max(local, total // degrees.dp)
     steps = {"training": (local, config.training.seq_len)}
     if config.validation.enable:
         steps["validation"] = (config.validation.local_batch_size, config.validation.seq_len)

@@ -34,6 +34,11 @@ class Degrees(NamedTuple):
     tp: int
     pp: int
 
+    @property
+    def dp(self) -> int:
+        """Ranks with other sequences: the replicate degree times the shard degree."""
+        return self.dp_replicate * self.dp_shard
+
 
 def get_degrees(config: JobConfig, world_size: int) -> Degrees | None:
     """Return the degrees with -1 resolved; None when they do not fit the world size."""
@@ -89,7 +94,7 @@ def _get_mode_faults(config: JobConfig, world_size: int, train_spec: TrainSpec |
         "fully_shard": "data_parallel_replicate_degree = 1",
         "hybrid_shard": f"data_parallel_replicate_degree > 1 and {sharded} > 1",
     }[mode]
-    ranks = degrees.dp_replicate * degrees.dp_shard
+    ranks = degrees.dp
     splits = [(replicate, ranks // replicate) for replicate in get_divisors(ranks)]
     splits = [split for split in splits if get_data_parallel_mode(*split, degrees.cp) == mode]
     advice = f"no degrees on {ranks} data-parallel ranks give it. Use mode='auto' or more ranks"
@@ -145,7 +150,7 @@ def _get_batch_faults(config: JobConfig, world_size: int, train_spec: TrainSpec 
     local, total = config.training.local_batch_size, config.training.global_batch_size
     if degrees is None or local < 1 or total < 0:  # negative: torchtitan takes one step per batch
         return
-    dp = degrees.dp_replicate * degrees.dp_shard
+    dp = degrees.dp
     if total == 0 or total % (local * dp):
         yield (
             f"training.global_batch_size={total} is not a multiple of {local * dp} (local_batch_size={local} * "

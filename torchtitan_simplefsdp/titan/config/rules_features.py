@@ -12,7 +12,7 @@ from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.config.fault import Rule
-from torchtitan_simplefsdp.titan.config.job_config import SERVED_MODELS
+from torchtitan_simplefsdp.titan.config.job_config import is_model_compiled, SERVED_MODELS
 from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
 from torchtitan_simplefsdp.titan.dataloader import get_global_batch_size
 from torchtitan_simplefsdp.titan.datasets import MAP_STYLE_DATASETS
@@ -39,7 +39,7 @@ def _get_early_step_faults(config: JobConfig, world_size: int, train_spec: Train
     degrees = get_degrees(config, world_size)
     if not config.optimizer.early_step_in_backward or degrees is None:
         return
-    ranks, local = degrees.dp_replicate * degrees.dp_shard, config.training.local_batch_size
+    ranks, local = degrees.dp, config.training.local_batch_size
     if degrees.pp > 1 or get_global_batch_size(config, ranks) > local * ranks:
         yield (
             "optimizer.early_step_in_backward steps after each microbatch, before the gradient of the step is complete, and this "
@@ -68,17 +68,16 @@ def _get_validation_faults(config: JobConfig, world_size: int, train_spec: Train
                 "validation loss there. Remove validation.enable, or set the degree to 1."
             )
     degrees = get_degrees(config, world_size)
-    if config.validation.steps == -1 and degrees and degrees.dp_replicate * degrees.dp_shard > 1:
+    if config.validation.steps == -1 and degrees and degrees.dp > 1:
         yield (
             "validation.steps=-1 (all data) needs one data-parallel rank: ranks hold different numbers of batches, and those "
             f"with more would wait for ever. Set validation.steps to a number; there are "
-            f"{degrees.dp_replicate * degrees.dp_shard} such ranks."
+            f"{degrees.dp} such ranks."
         )
 
 
 def _get_memory_budget_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
-    compiled = config.compile.enable and "model" in config.compile.components
-    if config.activation_checkpoint.mode == "memory_budget" and not compiled:
+    if config.activation_checkpoint.mode == "memory_budget" and not is_model_compiled(config):
         yield (
             "activation_checkpoint.mode='memory_budget' is the compiler's work: add --compile.enable (with 'model' among "
             "compile.components), or use another mode."
@@ -118,9 +117,8 @@ def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | 
                 f"parallelism.context_parallel_degree={config.parallelism.context_parallel_degree} with attention "
                 f"{attn_type!r} (flavor {config.model.flavor!r}) needs a GPU. On CPU use a flavor with sdpa attention."
             )
-    compiled = config.compile.enable and "model" in config.compile.components
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if compiled and config.activation_checkpoint.mode == "full" and release < (2, 14):
+    if is_model_compiled(config) and config.activation_checkpoint.mode == "full" and release < (2, 14):
         yield (
             f"compile.enable with activation_checkpoint.mode='full' fails on CPU with torch {torch.__version__} (its "
             "partitioner counts attention as random). Use mode='selective' with selective_ac_option='op', 'none', or "

@@ -140,7 +140,7 @@ def _get_dataset_faults(config: JobConfig, world_size: int, section: str) -> Ite
             )
     else:
         degrees = get_degrees(config, world_size)
-        shares = degrees.dp_replicate * degrees.dp_shard if degrees else 1
+        shares = degrees.dp if degrees else 1
         if section == "training" and config.model.name in SERVED_MODELS:
             shares = get_global_batch_size(config, shares)
         try:

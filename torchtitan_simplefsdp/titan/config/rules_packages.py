@@ -16,6 +16,7 @@ from torchtitan.protocols import model_converter
 from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.config.fault import describe_error, find_close, get_suggestion, list_choices, Rule
+from torchtitan_simplefsdp.titan.config.job_config import is_model_compiled
 from torchtitan_simplefsdp.titan.device import is_cpu_only
 
 _COMPONENTS = ("model", "loss")
@@ -57,8 +58,7 @@ def _get_quantization_faults(config: JobConfig, name: str) -> Iterator[str]:
             f"model.converters: {name!r} needs the package torchao: {problem}. Install it (pip install torchao), or "
             "remove the converter."
         )
-    compiled = config.compile.enable and "model" in config.compile.components
-    emulated = name == "quantize.linear.float8" and config.quantize.linear.float8.emulate and not compiled
+    emulated = name == "quantize.linear.float8" and config.quantize.linear.float8.emulate and not is_model_compiled(config)
     if is_cpu_only() and not emulated:
         yield (
             f"model.converters: {name!r} needs a GPU, and there is none. Remove it; 'quantize.linear.float8' can be emulated "
