@@ -46,8 +46,8 @@ CASES |= {
         ("validation.dataloader.num_workers", "-1", "at least 0"),
         ("validation.dataloader.prefetch_factor", "-1", "at least 1, or unset"),
         ("activation_checkpoint.memory_budget", "1.5", "from 0 to 1"),
-        ("debug.seed", "-1", "from 0 to 2**63 - 1, or unset"),
-        ("debug.seed", "99999999999999999999", "from 0 to 2**63 - 1, or unset"),
+        ("debug.seed", "-1", "from 0 to 2**64 - 1, or unset"),
+        ("debug.seed", "99999999999999999999", "from 0 to 2**64 - 1, or unset"),
     )
 }
 CASES |= {

@@ -101,7 +101,7 @@ _RANGES = {
     "lr_scheduler.warmup_steps": ("at least 0", _is_in(0, math.inf)),
     "lr_scheduler.decay_ratio": ("from 0 to 1, or unset", lambda value: value is None or 0 <= value <= 1),
     "training.max_norm": ("above 0 (inf: no clipping)", lambda value: value > 0),
-    "debug.seed": ("from 0 to 2**63 - 1, or unset", lambda value: value is None or 0 <= value < 2**63),
+    "debug.seed": ("from 0 to 2**64 - 1, or unset", lambda value: value is None or 0 <= value < 2**64),
     "comm.trace_buf_size": ("at least 0", _is_in(0, math.inf)),
     "training.dataloader.num_workers": ("at least 0", _is_in(0, math.inf)),
     "training.dataloader.prefetch_factor": ("at least 1, or unset", lambda value: value is None or value >= 1),
