@@ -4,7 +4,7 @@ Python rather than shell, so that arguments stay a list from the command line to
 arrives as it was typed. torchrun runs inside this process: that saves importing torch twice, and a configuration fault,
 which every rank finds, is printed once and bare instead of under torchrun's report.
 
-Not here: the variables that decide how many processes run where (launch_args.py), the choice of the Python environment
+Not here: how a SIGTERM reaches the ranks (stop.py), the variables that decide how many processes run where (launch_args.py), the choice of the Python environment
 (scripts/setup_env.sh), and the check of the configuration (titan/config/check.py, in the ranks; --help is there, too).
 """
 
@@ -27,6 +27,7 @@ from .launch_args import (
     get_dump_folder,
 )
 from .progress import show_progress
+from .stop import forward_sigterm
 
 DEFAULT_MODULE = "torchtitan_simplefsdp.train"
 COMM_MODES = ("fake_backend", "local_tensor")
@@ -34,12 +35,12 @@ EXIT_CONFIG_ERROR = 2
 ELASTIC_LOGS = ("agent.server.api", "multiprocessing.api")  # what torchrun says while it stops the ranks
 
 
-class ConfigFault(Exception):
-    """How a rank's configuration error is called in torchrun's error file."""
+class ExplainedExit(Exception):
+    """How an end that explains itself is called in torchrun's error file."""
 
 
-def exit_with_config_error(message: str) -> NoReturn:
-    """End this rank with exit code 2, leaving `message` to be printed once.
+def exit_with_explanation(message: str, code: int) -> NoReturn:
+    """End this rank with an exit code above 0, leaving `message` to be printed once; all ranks must do so.
 
     Under torchrun the message goes to the rank's error file, where the launcher (or torchrun's own report) finds it;
     a process of its own prints it to stderr.
@@ -48,12 +49,12 @@ def exit_with_config_error(message: str) -> NoReturn:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         try:  # the handler records the exception that is being handled
-            raise ConfigFault(message) from None
-        except ConfigFault as fault:
-            get_error_handler().record_exception(fault)
+            raise ExplainedExit(message) from None
+        except ExplainedExit as explained:
+            get_error_handler().record_exception(explained)
     else:
         print(message, file=sys.stderr)
-    sys.exit(EXIT_CONFIG_ERROR)
+    sys.exit(code)
 
 
 def has_a_reader(record: logging.LogRecord) -> bool:
@@ -62,7 +63,7 @@ def has_a_reader(record: logging.LogRecord) -> bool:
 
 
 def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
-    """Run the ranks to their end and return the exit code; report a configuration fault once and bare.
+    """Run the ranks to their end and return the exit code; an end that explains itself is reported once and bare.
 
     `made`: the folders that exist for this run's logs alone, removed if it does not start.
     """
@@ -84,24 +85,26 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
     tail_log = logging.getLogger("torch.distributed.elastic.multiprocessing.tail_log")
     tail_log.addFilter(has_a_reader)
     try:
-        with show_progress(log_dir):
+        with show_progress(log_dir), forward_sigterm():
             torchrun.run(torchrun.parse_args(torchrun_args))
         return 0
     except SignalException as signal_error:
         held_back.clear()
-        name = signal.Signals(signal_error.sigval).name
-        print(f"run_train.sh: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
-        return 128 + signal_error.sigval
+        return report_stop(signal_error.sigval, log_dir)
     except ChildFailedError as error:
         for failure in error.failures.values():
             message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
-            if message.startswith("ConfigFault: "):
-                print(message.removeprefix("ConfigFault: "), file=sys.stderr)
+            if message.startswith("ExplainedExit: "):
+                print(message.removeprefix("ExplainedExit: "), file=sys.stderr)
                 held_back.clear()
-                remove_logs(Path(failure.error_file).parents[2], made)
-                return EXIT_CONFIG_ERROR
-        print(f"{error}\nOutput of all ranks: {log_dir}", file=sys.stderr)
+                if failure.exitcode == EXIT_CONFIG_ERROR:
+                    remove_logs(Path(failure.error_file).parents[2], made)
+                return failure.exitcode
         exitcode = error.get_first_failure()[1].exitcode
+        if exitcode == -signal.SIGTERM:  # ranks that had nothing to save yet
+            held_back.clear()
+            return report_stop(signal.SIGTERM, log_dir)
+        print(f"{error}\nOutput of all ranks: {log_dir}", file=sys.stderr)
         return exitcode if exitcode > 0 else 128 - exitcode
     finally:
         tail_log.removeFilter(has_a_reader)
@@ -109,6 +112,13 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
             log.removeFilter(hold_back)
         for record in held_back:
             logging.getLogger(record.name).handle(record)
+
+
+def report_stop(number: int, log_dir: Path) -> int:
+    """Say that a signal ended the run and return the exit code that shells give such an end."""
+    name = signal.Signals(number).name
+    print(f"run_train.sh: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
+    return 128 + number
 
 
 def make_folders(folder: Path) -> list[Path]:

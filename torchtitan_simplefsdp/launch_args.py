@@ -148,6 +148,7 @@ def build_torchrun_args(
         *build_rendezvous_args(environ),
         f"--nproc-per-node={processes}",
         "--role=rank",  # output lines start with [rank0]:
+        "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",  # launch.py handles SIGTERM
         "--tee=3",  # stdout and stderr of every rank go to log_dir, those of LOG_RANK to the terminal as well
         f"--local-ranks-filter={log_rank}",
         f"--log-dir={log_dir}",  # torchrun's default is a folder under /tmp that it never removes

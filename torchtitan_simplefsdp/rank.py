@@ -6,7 +6,7 @@ for that itself; here every train module gets it, before it imports anything.
 
 A run that has finished must not fail afterwards: while Python takes its libraries apart, a C++ thread of theirs can abort the
 process ("terminate called without an active exception", seen once in some hundred runs on CPU, after "Process group
-destroyed"), and torchrun then calls the run failed. So a rank that succeeded ends right after its exit handlers.
+destroyed"), and torchrun then calls the run failed. So a rank that has come to its end leaves right after its exit handlers.
 
 Not here: starting ranks (launch.py), what a rank does (train.py).
 """
@@ -37,19 +37,25 @@ def main(launcher_pid: str, module: str, *module_args: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_launcher(int(launcher_pid))
     sys.argv = [module, *module_args]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    end_without_teardown()
+    code = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise  # a message, which Python prints
+        code = end.code or 0
+    end_without_teardown(code)
 
 
-def end_without_teardown() -> None:
-    """End this process with exit code 0 after what Python does first: wait for threads, run exit handlers, flush."""
+def end_without_teardown(code: int) -> None:
+    """End this process with an exit code after what Python does first: wait for threads, run exit handlers, flush."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

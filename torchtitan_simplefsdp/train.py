@@ -8,16 +8,18 @@ Not here: starting ranks (launch.py).
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 
 import torchtitan.train
 
-from torchtitan_simplefsdp.launch import exit_with_config_error
+from torchtitan_simplefsdp.launch import EXIT_CONFIG_ERROR, exit_with_explanation
+from torchtitan_simplefsdp.titan.checkpoint import CheckpointError
 from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 from torchtitan_simplefsdp.titan.rebind import apply_rebinds
 from torchtitan_simplefsdp.titan.train_spec import register
-from torchtitan_simplefsdp.titan.trainer import SimpleFSDPTrainer
+from torchtitan_simplefsdp.titan.trainer import SimpleFSDPTrainer, Stopped
 
 
 # Warnings of torch about things that torchtitan does in every run and that do not matter here; they would be the first
@@ -41,9 +43,14 @@ def main(argv: list[str]) -> None:
     try:
         job_config = parse_job_config(argv, int(os.environ.get("WORLD_SIZE") or os.environ.get("NGPU") or 1))
     except ConfigError as error:
-        exit_with_config_error(str(error))
+        exit_with_explanation(str(error), EXIT_CONFIG_ERROR)
     apply_rebinds(job_config)
-    torchtitan.train.main(SimpleFSDPTrainer)
+    try:
+        torchtitan.train.main(SimpleFSDPTrainer)
+    except CheckpointError as error:
+        exit_with_explanation(str(error), 1)
+    except Stopped as stop:
+        exit_with_explanation(str(stop), 128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

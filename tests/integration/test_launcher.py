@@ -35,8 +35,8 @@ rank, task = os.environ["RANK"], sys.argv[3]
 if task == "--argv":
     print(sys.argv[1:])
 elif task == "--config-error":
-    from torchtitan_simplefsdp.launch import exit_with_config_error
-    exit_with_config_error("first fault\\nsecond fault")
+    from torchtitan_simplefsdp.launch import exit_with_explanation
+    exit_with_explanation("first fault\\nsecond fault", 2)
 elif task == "--crash" and rank == "1":
     raise RuntimeError("boom")
 elif task == "--lines":

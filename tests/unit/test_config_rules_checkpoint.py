@@ -63,18 +63,6 @@ CASES = {
         "checkpoint/step-10, with a file .metadata in it. It has ..., step-2, step-4, step-5, step-6, step-7: name one of "
         "these folders.",
     ),
-    "path_that_would_be_ignored": (
-        "--checkpoint.enable --checkpoint.folder unfinished --checkpoint.initial_load_path outputs/many/step-7",
-        1,
-        "checkpoint.initial_load_path would be ignored: the run's own checkpoint folder {cwd}/outputs/unfinished exists, but "
-        "holds no checkpoint. Remove that folder, or set checkpoint.folder to another one.",
-    ),
-    "folder_that_is_the_dump_folder": (
-        "--checkpoint.enable --checkpoint.folder= --checkpoint.initial_load_path outputs/many/step-7",
-        1,
-        "checkpoint.initial_load_path would be ignored: the run's own checkpoint folder {cwd}/outputs exists, but holds no "
-        "checkpoint. Remove that folder, or set checkpoint.folder to another one.",
-    ),
     "hf_path_in_another_format": (
         "--checkpoint.enable --checkpoint.initial_load_in_hf --checkpoint.initial_load_path outputs/many/step-7",
         1,
@@ -138,6 +126,8 @@ def test_a_broken_rule_is_the_one_fault(checkpoints, flags, world_size, fault):
         "--checkpoint.enable --checkpoint.create_seed_checkpoint --checkpoint.keep_latest_k 0",
         "--checkpoint.enable --checkpoint.folder many --checkpoint.load_step 7 --checkpoint.exclude_from_loading dataloader",
         "--checkpoint.enable --checkpoint.folder many --checkpoint.initial_load_path gone",  # a resumed run ignores it
+        # a run that was interrupted in its first save starts again
+        "--checkpoint.enable --checkpoint.folder unfinished --checkpoint.initial_load_path outputs/many/step-7",
         "--checkpoint.enable --checkpoint.folder new --checkpoint.initial_load_path outputs/many/step-7",
         "--checkpoint.enable --checkpoint.initial_load_path weights --checkpoint.initial_load_in_hf",
         "--checkpoint.enable --checkpoint.folder= --checkpoint.load_only",

@@ -23,7 +23,8 @@ ALLOWED = {
     "launch_args.py": (),
     "compare": ("torchtitan_simplefsdp.compare", "torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
     "rank.py": (),
-    "launch.py": ("torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
+    "stop.py": (),
+    "launch.py": ("torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress", "torchtitan_simplefsdp.stop"),
     "train.py": ("torchtitan", "torchtitan_simplefsdp"),
 }
 

@@ -172,6 +172,6 @@ def test_help_and_comm_mode_run_the_module_without_torchrun(folder, monkeypatch,
 def test_a_configuration_error_without_torchrun_goes_to_stderr(monkeypatch, capsys):
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     with pytest.raises(SystemExit) as exit_:
-        launch.exit_with_config_error("first fault\nsecond fault")
+        launch.exit_with_explanation("first fault\nsecond fault", 2)
     assert exit_.value.code == 2
     assert capsys.readouterr().err == "first fault\nsecond fault\n"

@@ -49,13 +49,17 @@ def get_rebinds(monkeypatch, model: str, cpu_only: bool) -> dict:
 
 def test_on_a_gpu_the_device_layer_is_left_alone(monkeypatch):
     assert set(get_rebinds(monkeypatch, "simple_fsdp.llama3", cpu_only=False)) == {
+        "torchtitan.components.metrics.TensorBoardLogger",
         "torchtitan.distributed.utils.clip_grad_norm_",
         "torchtitan.distributed.utils.maybe_enable_amp",
+        "torchtitan.train.CheckpointManager",
         "torchtitan.train.ConfigManager",
         "torchtitan.train.ensure_pp_loss_visible",
     }
     assert set(get_rebinds(monkeypatch, "llama3", cpu_only=False)) == {
+        "torchtitan.components.metrics.TensorBoardLogger",
         "torchtitan.distributed.utils.clip_grad_norm_",
+        "torchtitan.train.CheckpointManager",
         "torchtitan.train.ConfigManager",
     }
 

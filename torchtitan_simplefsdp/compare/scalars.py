@@ -3,6 +3,8 @@
 Not here: what is done with them (difference.py, plot.py).
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
@@ -37,6 +39,18 @@ def read_events(file: Path) -> dict[str, list[ScalarEvent]]:
     accumulator.Reload()
     tags = accumulator.Tags()["scalars"]
     return {metric: accumulator.Scalars(tag) for metric, tag in METRICS.items() if tag in tags}
+
+
+def read_all_scalars(folder: Path, tags: Iterable[str]) -> dict[str, dict[int, list[float]]]:
+    """Read scalars by TensorBoard tag and step, from all event files below `folder`, each value that a step was given."""
+    values: dict[str, dict[int, list[float]]] = {tag: defaultdict(list) for tag in tags}
+    for file in find_event_files(folder):
+        accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        for tag in set(tags) & set(accumulator.Tags()["scalars"]):
+            for event in accumulator.Scalars(tag):
+                values[tag][event.step].append(event.value)
+    return values
 
 
 def count_complete_steps(scalars: Scalars) -> int:

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from torchtitan.components.metrics import BaseLogger, MetricsProcessor
+from torchtitan.components.metrics import BaseLogger, MetricsProcessor, TensorBoardLogger
 from torchtitan.tools.logging import logger
 
 MFU_TAG = "mfu(%)"
@@ -46,6 +46,14 @@ class SimpleFSDPMetricsProcessor(MetricsProcessor):
         first_step, first_time = self._first
         seconds = (now - first_time) / max(1, step - first_step) * (self.job_config.training.steps - step)
         return str(timedelta(seconds=round(seconds)))
+
+
+class FlushedTensorBoardLogger(TensorBoardLogger):
+    """torchtitan's, with every step on disk when it is logged: tensorboard keeps two minutes in memory, lost by a SIGKILL."""
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        super().log(metrics, step)
+        self.writer.flush()
 
 
 class _StepLine(logging.Filter):

@@ -18,8 +18,10 @@ from torchtitan.distributed import utils as dist_utils
 
 from torchtitan_simplefsdp.core.grad_norm import clip_grad_norm_
 
+from .checkpoint import SimpleFSDPCheckpointManager
 from .device import CpuDevice, is_cpu_only
 from .config.job_config import SERVED_MODELS
+from .metrics import FlushedTensorBoardLogger
 
 DEVICE_BINDINGS = (
     "torchtitan.components.metrics.device_module",
@@ -47,6 +49,10 @@ def _get_rebinds(job_config: JobConfig) -> dict[str, Any]:
     # the norm must not depend on the sharding, whatever the model (see core/grad_norm.py); called by Trainer.train_step
     rebinds: dict[str, Any] = {
         "torchtitan.distributed.utils.clip_grad_norm_": _clip_grad_norm,
+        # picks whole checkpoints, loads on any layout and explains itself; the Trainer names the class
+        "torchtitan.train.CheckpointManager": SimpleFSDPCheckpointManager,
+        # a killed run keeps its scalars
+        "torchtitan.components.metrics.TensorBoardLogger": FlushedTensorBoardLogger,
         # torchtitan's main parses sys.argv itself; it gets what was parsed and checked already
         "torchtitan.train.ConfigManager": lambda: SimpleNamespace(parse_args=lambda: job_config),
     }

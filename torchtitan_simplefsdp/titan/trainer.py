@@ -1,4 +1,4 @@
-"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients and loss, accumulation that reduces once, progress.
+"""SimpleFSDPTrainer: torchtitan's Trainer with right pipeline gradients and loss, one reduction per step, a stop that saves.
 
 Not here: the training loop, which is torchtitan's.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ from torchtitan.train import Trainer
 
 from torchtitan_simplefsdp.core.accumulation import accumulate_gradients
 from torchtitan_simplefsdp.progress import report_progress
+from torchtitan_simplefsdp.stop import StopRequest
 
 from .config.job_config import SERVED_MODELS
 from .loss import TokenSumLoss
+
+
+class Stopped(Exception):
+    """The run was told to stop and has saved; the message is for the user."""
 
 
 class SimpleFSDPTrainer(Trainer):
@@ -29,9 +35,12 @@ class SimpleFSDPTrainer(Trainer):
 
     _started = os.environ.get("SIMPLEFSDP_STARTED")  # when run_train.sh was called, in seconds since the epoch
     _microbatches_left = 0  # of the current optimizer step
+    _tokens_loaded, _share_loaded = 0, 0  # seen before this start by all ranks, and this rank's part of them
+    _loads_total = True
 
     def __init__(self, job_config: JobConfig) -> None:
         self._accumulation = contextlib.ExitStack()
+        self._stop_request = StopRequest()
         super().__init__(job_config)
 
     def forward_backward_step(self, **microbatch: Any) -> torch.Tensor:
@@ -82,8 +91,53 @@ class SimpleFSDPTrainer(Trainer):
         self._started = None
         report_progress(self.step, self.job_config.training.steps)
 
+    def batch_generator(self, data_iterable: Iterable[Any]) -> Iterator[Any]:
+        """As torchtitan's, which counts the tokens of a sequence on each of the cp ranks that share it."""
+        cp = self.parallel_dims.cp
+        for input_dict, labels in super().batch_generator(data_iterable):
+            self.ntokens_seen -= labels.numel() * (cp - 1) // cp
+            yield input_dict, labels
+
+    def should_continue_training(self) -> bool:
+        """As torchtitan's; if any rank was told to stop, save and raise `Stopped` on all of them."""
+        checkpoint = self.job_config.checkpoint
+        if checkpoint.enable and not checkpoint.load_only:
+            received = torch.tensor(int(self._stop_request.received), device=self.device)
+            torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
+            if received.item():
+                self.checkpointer.save_now(self.step)
+                raise Stopped(
+                    f"run_train.sh: stopped by SIGTERM after step {self.step}, which is saved in "
+                    f"{os.path.abspath(self.checkpointer.folder)}. The same command goes on from there."
+                )
+        return super().should_continue_training()
+
+    def prepare_to_load(self, saved: set[str]) -> None:
+        """Ask for what a checkpoint has: torchtitan's own lacks the tokens of all ranks."""
+        self._loads_total = "tokens_seen" in saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torchtitan's, whose `ntokens_seen` is one rank's, and the tokens of all ranks, for starts with another number."""
+        ranks, _ = self._get_loss_ranks()
+        total = self._tokens_loaded + (self.ntokens_seen - self._share_loaded) * ranks
+        return {"step": self.step, "ntokens_seen": total // ranks} | ({"tokens_seen": total} if self._loads_total else {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a share of the tokens seen, such that those of all ranks add up to the whole."""
+        ranks, rank = self._get_loss_ranks()
+        self.step = state_dict["step"]
+        self._tokens_loaded = state_dict["tokens_seen"] if self._loads_total else state_dict["ntokens_seen"] * ranks
+        self._share_loaded = self.ntokens_seen = (self._tokens_loaded + ranks - 1 - rank) // ranks
+        self._loads_total = True
+
+    def _get_loss_ranks(self) -> tuple[int, int]:
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        return (mesh.size(), mesh.get_local_rank()) if mesh is not None else (1, 0)
+
     def train(self) -> None:
         """As torchtitan's, then say where the results are."""
+        if self.job_config.checkpoint.enable and not self.job_config.checkpoint.load_only:
+            self._stop_request.listen()
         super().train()
         if torch.distributed.get_rank() == 0:
             logger.info(self._get_closing_line())

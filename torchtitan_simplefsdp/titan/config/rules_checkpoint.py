@@ -1,22 +1,21 @@
 """Rules about checkpoints: what a run would load must be there, and what it is to load or save must be possible.
 
 torchtitan finds these faults after the model is built, at the last save, or not at all: then it trains on from other
-weights than were asked for. Where it loads from: the checkpoint folder if that exists, else `initial_load_path`.
+weights than were asked for. Where a run loads from: its own newest checkpoint if there is one, else `initial_load_path`.
 
-Not here: whether a checkpoint fits the model.
+Not here: whether a checkpoint is whole and fits the model (titan/checkpoint.py).
 """
 
 import os
-import re
 from collections.abc import Iterator
 
 from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
+from torchtitan_simplefsdp.titan.checkpoint_folder import DCP_FILE, find_saved_steps
 from torchtitan_simplefsdp.titan.config.fault import list_choices, Rule
 
 _STATES = ("model", "optimizer", "lr_scheduler", "dataloader", "train_state")  # of torchtitan's CheckpointManager
-_DCP_FILE = ".metadata"  # in every checkpoint that torch.distributed.checkpoint has finished
 
 
 def _get_saving_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
@@ -65,24 +64,18 @@ def _get_loading_faults(config: JobConfig, world_size: int, train_spec: TrainSpe
     if unknown:
         yield f"checkpoint.exclude_from_loading: unknown {list_choices(unknown)}. Known: {list_choices(_STATES)}."
     folder = os.path.join(config.job.dump_folder, checkpoint.folder)
-    steps = _find_steps(folder)
+    steps = find_saved_steps(folder)
     if checkpoint.load_step != -1 and checkpoint.load_step not in steps:
         yield (
             f"checkpoint.load_step={checkpoint.load_step}: no such checkpoint in {os.path.abspath(folder)}, which has "
             f"{_describe_steps(steps)}. Set it to one that is there, or to -1 for the latest."
         )
     if not steps and (checkpoint.initial_load_path or checkpoint.initial_load_in_hf):
-        yield from _get_initial_load_faults(config, folder)
+        yield from _get_initial_load_faults(config)
 
 
-def _get_initial_load_faults(config: JobConfig, folder: str) -> Iterator[str]:
+def _get_initial_load_faults(config: JobConfig) -> Iterator[str]:
     checkpoint = config.checkpoint
-    if os.path.exists(folder):
-        key = "initial_load_path" if checkpoint.initial_load_path else "initial_load_in_hf"
-        yield (
-            f"checkpoint.{key} would be ignored: the run's own checkpoint folder {os.path.abspath(folder)} exists, but holds no "
-            "checkpoint. Remove that folder, or set checkpoint.folder to another one."
-        )
     if checkpoint.initial_load_in_hf and not checkpoint.initial_load_model_only:
         yield (
             "checkpoint.initial_load_in_hf needs checkpoint.initial_load_model_only: Hugging Face's format holds weights "
@@ -101,9 +94,9 @@ def _get_initial_load_faults(config: JobConfig, folder: str) -> Iterator[str]:
     if checkpoint.initial_load_in_hf:
         found = any(file.endswith(".safetensors") for file in files)
     else:
-        found = _DCP_FILE in files
+        found = DCP_FILE in files
     if not found:
-        steps = _find_steps(path)
+        steps = find_saved_steps(path)
         hint = f" It has {_describe_steps(steps)}: name one of these folders." if steps else ""
         yield f"{name} holds no checkpoint. Expected {_describe_expected(checkpoint)}.{hint}"
 
@@ -111,15 +104,7 @@ def _get_initial_load_faults(config: JobConfig, folder: str) -> Iterator[str]:
 def _describe_expected(checkpoint: JobConfig) -> str:
     if checkpoint.initial_load_in_hf:
         return "a folder with .safetensors files"
-    return f"one step's folder, such as checkpoint/step-10, with a file {_DCP_FILE} in it"
-
-
-def _find_steps(folder: str) -> list[int]:
-    """Return the steps of the finished checkpoints in a folder, which need not exist."""
-    if not os.path.isdir(folder):
-        return []
-    matches = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(folder)]
-    return sorted(int(m[1]) for m in matches if m and os.path.isfile(os.path.join(folder, m[0], _DCP_FILE)))
+    return f"one step's folder, such as checkpoint/step-10, with a file {DCP_FILE} in it"
 
 
 def _describe_steps(steps: list[int]) -> str:

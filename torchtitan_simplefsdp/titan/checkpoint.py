@@ -1,0 +1,178 @@
+"""Checkpoints: torchtitan's CheckpointManager, made to pick whole ones, to load on any layout, and to explain itself.
+
+What torchtitan 0.2.2 does otherwise: it takes the newest step that has a `.metadata`, cut off or not; it counts steps that were
+never finished as kept, so keep_latest_k can delete the only good one; it saves over a folder that still has an older
+`.metadata`; it ignores the configured first weights as soon as the checkpoint folder exists; what is missing or of
+another shape ends in a traceback on every rank.
+
+Not here: which steps are whole (checkpoint_folder.py), what fits (checkpoint_fit.py), the data's position (dataloader.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint.stateful import Stateful
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.tools.logging import logger
+
+from .checkpoint_fit import get_misfits
+from .checkpoint_folder import DCP_FILE, find_latest, find_saved_steps, find_steps, get_fault, get_path
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be saved or loaded; the message is for the user and is the same on every rank."""
+
+
+class Source(NamedTuple):
+    """Where to load from: a folder, whether its weights alone, and whether it has Hugging Face's format."""
+
+    path: str
+    model_only: bool
+    in_hf: bool
+
+
+class SimpleFSDPCheckpointManager(CheckpointManager):
+    """Saves and loads as torchtitan's, and raises `CheckpointError` where that cannot be done."""
+
+    def load(self, step: int = -1) -> bool:
+        """Load the newest whole checkpoint of this run (or that of `step`), else the configured first weights.
+
+        Returns:
+            Whether anything was loaded.
+        """
+        source = self._choose_source(step) if self.enable else None
+        if source is None:
+            return False
+        logger.info(f"Loading the checkpoint from {source.path}.")
+        begin = time.monotonic()
+        with torch.no_grad(), _explained(f"loading {source.path} failed"):
+            states = self._states_to_load(source.model_only)
+            _raise_together(self._get_misfits(states, source))
+            self.dcp_load(
+                states, source.path, from_hf=source.in_hf, from_quantized=source.in_hf and self.initial_load_in_hf_quantized
+            )
+        logger.info(f"Finished loading the checkpoint in {time.monotonic() - begin:.2f} seconds.")
+        return True
+
+    def _choose_source(self, step: int) -> Source | None:
+        """Let rank 0 look, so that all ranks load the same even while a shared disk shows them different things."""
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            found = [find_latest(self.folder) if step == -1 else self._find_step(step)]
+        dist.broadcast_object_list(found, src=0)
+        latest, skipped = found[0]
+        for line in skipped:
+            logger.warning(f"Checkpoint skipped: {line}.")
+        if step != -1 and latest is None:
+            raise CheckpointError(f"checkpoint.load_step={step}: {skipped[0]}. Set it to another step, or to -1 for the latest.")
+        if latest is not None:
+            path = get_path(self.folder, latest)
+            if not os.path.isfile(os.path.join(path, DCP_FILE)):
+                raise CheckpointError(
+                    f"{path} has Hugging Face's format, weights alone: the run that saved it ended there. To go on from an "
+                    f"earlier step, pass --checkpoint.load_step (there are: {find_saved_steps(self.folder) or 'none'}); to start "
+                    "another run from these weights, pass --checkpoint.initial_load_in_hf --checkpoint.initial_load_path and "
+                    "another checkpoint.folder."
+                )
+            return Source(path, model_only=latest == 0, in_hf=False)
+        if self.initial_load_path or self.initial_load_in_hf:
+            path = self.initial_load_path or self.sd_adapter.hf_assets_path
+            return Source(path, self.initial_load_model_only, self.initial_load_in_hf)
+        return None
+
+    def _find_step(self, step: int) -> tuple[int | None, list[str]]:
+        path = get_path(self.folder, step)
+        fault = get_fault(path) if os.path.isdir(path) else "does not exist"
+        return (step, []) if fault is None else (None, [f"{path} {fault}"])
+
+    def _get_misfits(self, states: dict[str, Any], source: Source) -> list[str]:
+        """Return why this rank cannot load `states`; tell those who ask what the checkpoint holds."""
+        if source.in_hf:
+            return []  # torch's reader names the missing key
+        if fault := get_fault(source.path):
+            return [f"{source.path} {fault}"]
+        saved = FileSystemReader(source.path).read_metadata().state_dict_metadata
+        parts = [name for name, state in states.items() if isinstance(state, Stateful)]
+        missing = [name for name in parts if not any(key.startswith(f"{name}.") for key in saved)]
+        if missing:
+            return [
+                f"{source.path} holds no {', '.join(missing)}: it is not a checkpoint to go on from. To start a run from its weights, "
+                "pass it as --checkpoint.initial_load_path with --checkpoint.initial_load_model_only and another "
+                f"checkpoint.folder; to load what is there, pass --checkpoint.exclude_from_loading {','.join(missing)}."
+            ]
+        wanted = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
+        faults = []
+        for part in parts:
+            if prepare := getattr(states[part], "prepare_to_load", None):
+                try:
+                    prepare({key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")})
+                except ValueError as error:
+                    faults.append(str(error))
+                    continue
+            state_dict = states[part].state_dict()
+            wanted |= {f"{part}.{name}": value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
+        misfits = get_misfits(wanted, source.path)
+        hint = "Load it into the model.flavor and tokenizer that it was saved with."
+        return faults + [f"{source.path} does not fit this run: {line}. {hint}" for line in misfits]
+
+    def save_now(self, step: int) -> None:
+        """Save whatever the interval, and wait until it is on disk; nothing to do if this step was just saved."""
+        if self.enable and not self.load_only and not self._should_save(step):
+            interval, self.interval = self.interval, 1
+            self.save(step)
+            self.interval = interval
+        self._async_wait()
+
+    def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, *args: Any, **kwargs: Any) -> Any:
+        """As torchtitan's, into a new folder: one of this name was left by an earlier start of the run."""
+        if dist.get_rank() == 0:  # the others write after rank 0 has planned the save
+            shutil.rmtree(checkpoint_id, ignore_errors=True)
+        with self._saving_explained(checkpoint_id):
+            return super().dcp_save(state_dict, checkpoint_id, *args, **kwargs)
+
+    def _async_wait(self) -> None:
+        with self._saving_explained(f"the step before in {self.folder}"):
+            super()._async_wait()
+
+    def _saving_explained(self, what: str) -> contextlib.AbstractContextManager[None]:
+        kept = find_saved_steps(self.folder)
+        last = f"The last whole checkpoint is step-{kept[-1]}" if kept else "There is no whole checkpoint"
+        return _explained(f"saving {what} failed", f"{last}. Mend it and start the same command again.")
+
+    def _purge_stale_checkpoints(self) -> None:
+        """Delete all but the newest keep_latest_k finished ones; a save that is still running does not count as one."""
+        if self.keep_latest_k == 0 or dist.get_rank() != 0:
+            return
+        finished = find_saved_steps(self.folder)
+        kept = finished[-self.keep_latest_k :]
+        for step in find_steps(self.folder):
+            if kept and step < kept[0]:
+                self.purge_queue.put(get_path(self.folder, step))
+
+
+@contextlib.contextmanager
+def _explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn DCP's failures, which it gathers from all ranks, into one line."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(sorted(error.failures.items())))
+        reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
+        raise CheckpointError(f"{what} (rank {rank}: {reason}). {advice}".rstrip()) from error
+
+
+def _raise_together(faults: list[str]) -> None:
+    """Raise on every rank if any rank has a fault: alone, it would leave the others waiting."""
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, faults)
+    if distinct := list(dict.fromkeys(line for lines in gathered for line in lines)):
+        raise CheckpointError("\n".join(distinct))
