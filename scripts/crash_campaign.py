@@ -1,9 +1,9 @@
 """Kill a run again and again with SIGKILL, restart it each time, and compare it with one that was left alone.
 
-    python scripts/crash_campaign.py [--kills 20] [--steps 80] [--markdown FILE] [-- FLAGS FOR BOTH RUNS]
+    python scripts/crash_campaign.py [--kills 20 | --at-steps 10 14] [--steps 80] [--markdown FILE] [-- FLAGS FOR BOTH RUNS]
 
 The debug model is saved every 2 steps. Each start of the run is killed at a random moment: mostly soon after training begins,
-so that steps and saves are hit, every fourth time while it starts. The victim is the launcher or one of the ranks, by chance.
+so that steps and saves are hit, every fourth time while it starts; or as soon as a given step was logged. The victim is the launcher or one of the ranks, by chance.
 At the end loss, gradient norm, learning rate and tokens seen of every step must be those of the undisturbed run, bit for bit,
 and no start may have lost more than the steps since the last save. Exit code 1 if that does not hold.
 """
@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +68,7 @@ class Run:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, text: str) -> None:
-        while not self.is_over() and text not in self.read():
+        while not self.is_over() and not re.search(text, self.read()):
             time.sleep(0.02)
 
     def kill(self, chance: random.Random) -> str:
@@ -103,18 +105,29 @@ def run_undisturbed(folder: Path, flags: list[str]) -> tuple[float, float]:
     return started - began, (time.monotonic() - started) / steps * INTERVAL
 
 
-def run_disturbed(folder: Path, flags: list[str], kills: int, chance: random.Random, startup: float, period: float) -> list[Life]:
+Moment = Callable[[Run], None]
+"""Waits for the moment at which a start is killed."""
+
+
+def draw_moments(kills: int, chance: random.Random, startup: float, period: float) -> list[Moment]:
+    def while_it_starts(run: Run) -> None:
+        time.sleep(chance.uniform(0, startup))
+
+    def while_it_trains(run: Run) -> None:
+        run.wait_for("Training starts at step")
+        time.sleep(chance.uniform(0, 2 * period))
+
+    return [while_it_starts if number % 4 == 3 else while_it_trains for number in range(kills)]
+
+
+def run_disturbed(folder: Path, flags: list[str], moments: list[Moment], chance: random.Random) -> list[Life]:
     """Kill and restart until all kills are done, then let the run come to its end."""
     lives = []
-    while len(lives) < kills:
+    for wait in moments:
         run = Run(folder / "disturbed", flags, folder / f"disturbed-{len(lives)}.log")
-        if len(lives) % 4 == 3:
-            time.sleep(chance.uniform(0, startup))
-        else:
-            run.wait_for("Training starts at step")
-            time.sleep(chance.uniform(0, 2 * period))
+        wait(run)
         if run.is_over():
-            sys.exit(f"the run ended after {len(lives)} of {kills} kills; give it more --steps:\n{run.read()[-2000:]}")
+            sys.exit(f"the run ended after {len(lives)} of {len(moments)} kills; give it more --steps:\n{run.read()[-2000:]}")
         lives.append(run.describe(run.kill(chance)))
         print(f"kill {len(lives)}: {lives[-1]}", flush=True)
     run = Run(folder / "disturbed", flags, folder / "disturbed-last.log")
@@ -157,6 +170,7 @@ def write_table(lives: list[Life], command: str, outcome: str) -> str:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--at-steps", type=int, nargs="+", help="kill when these steps are logged, instead of at random")
     parser.add_argument("--steps", type=int, default=80, help="optimizer steps of the run")
     parser.add_argument("--seed", type=int, default=0, help="of moments and victims")
     parser.add_argument("--markdown", type=Path, help="write the table of starts to this file")
@@ -167,11 +181,16 @@ def main(argv: list[str]) -> int:
         folder = Path(name)
         startup, period = run_undisturbed(folder, flags)
         print(f"undisturbed: training starts after {startup:.1f} s, {INTERVAL} steps and a save take {period:.1f} s", flush=True)
-        lives = run_disturbed(folder, flags, args.kills, random.Random(args.seed), startup, period)
+        chance = random.Random(args.seed)
+        if args.at_steps:
+            moments = [partial(Run.wait_for, text=rf"step:\s*{step}\b") for step in args.at_steps]
+        else:
+            moments = draw_moments(args.kills, chance, startup, period)
+        lives = run_disturbed(folder, flags, moments, chance)
         is_async = any(flag.startswith("async") for flag in args.flags)
         faults = find_losses(lives, is_async) + find_differences(folder, args.steps)
     outcome = (
-        f"{args.kills} kills, {args.steps} steps: " + (
+        f"{len(moments)} kills, {args.steps} steps: " + (
             "; ".join(faults)
             if faults
             else "all scalars of all steps equal the undisturbed run's, and no start lost more than the steps since the last save."

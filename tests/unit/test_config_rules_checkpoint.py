@@ -3,6 +3,8 @@
 import pytest
 from config_workspace import get_faults, parse, workspace
 
+from torchtitan_simplefsdp.titan.config import rules_checkpoint
+
 # Flags, world size, the one fault ({cwd} is the current folder).
 CASES = {
     "one_checkpoint": (
@@ -10,6 +12,11 @@ CASES = {
         1,
         "checkpoint.keep_latest_k=1 is not possible: the latest checkpoint may still be in the making. Use 0 to keep all, or at "
         "least 2.",
+    ),
+    "pinned_memory_without_a_gpu": (
+        "--checkpoint.enable --checkpoint.async_mode async_with_pinned_mem",
+        1,
+        "checkpoint.async_mode='async_with_pinned_mem' needs a GPU, whose copies the pinned memory is for. Use 'async'.",
     ),
     "seed_checkpoint_on_two_ranks": (
         "--checkpoint.enable --checkpoint.create_seed_checkpoint",
@@ -104,7 +111,8 @@ CASES |= {
 
 
 @pytest.fixture
-def checkpoints(workspace):
+def checkpoints(workspace, monkeypatch):
+    monkeypatch.setattr(rules_checkpoint, "is_cpu_only", lambda: True)
     for step in (1, 2, 4, 5, 6, 7):
         folder = workspace / "outputs" / "many" / f"step-{step}"
         folder.mkdir(parents=True)

@@ -43,6 +43,8 @@ class Source(NamedTuple):
 class SimpleFSDPCheckpointManager(CheckpointManager):
     """Saves and loads as torchtitan's, and raises `CheckpointError` where that cannot be done."""
 
+    _saving_path = ""  # of the save that was started last
+
     def load(self, step: int = -1) -> bool:
         """Load the newest whole checkpoint of this run (or that of `step`), else the configured first weights.
 
@@ -134,19 +136,33 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
 
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, *args: Any, **kwargs: Any) -> Any:
         """As torchtitan's, into a new folder: one of this name was left by an earlier start of the run."""
+        self._saving_path = checkpoint_id
         if dist.get_rank() == 0:  # the others write after rank 0 has planned the save
             shutil.rmtree(checkpoint_id, ignore_errors=True)
-        with self._saving_explained(checkpoint_id):
+        with self._saving():
             return super().dcp_save(state_dict, checkpoint_id, *args, **kwargs)
 
     def _async_wait(self) -> None:
-        with self._saving_explained(f"the step before in {self.folder}"):
+        with self._saving():
             super()._async_wait()
 
-    def _saving_explained(self, what: str) -> contextlib.AbstractContextManager[None]:
-        kept = find_saved_steps(self.folder)
-        last = f"The last whole checkpoint is step-{kept[-1]}" if kept else "There is no whole checkpoint"
-        return _explained(f"saving {what} failed", f"{last}. Mend it and start the same command again.")
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Around anything that can fail to save; then remove what there is of it: on a full disk the logs need room."""
+        try:
+            with _explained(f"saving {self._saving_path} failed"):
+                yield
+        except CheckpointError as error:
+            if dist.get_rank() == 0:
+                shutil.rmtree(self._saving_path, ignore_errors=True)
+            dist.barrier()
+            saved = find_saved_steps(self.folder)
+            last = f"step-{saved[-1]} is the last whole checkpoint" if saved else "there is no whole checkpoint"
+            free = shutil.disk_usage(self.folder).free / 2**30
+            raise CheckpointError(
+                f"{error} What was written of it is removed, with which {free:.2f} GiB are free there; {last}. Mend the cause "
+                "and start the same command again."
+            ) from error
 
     def _purge_stale_checkpoints(self) -> None:
         """Delete all but the newest keep_latest_k finished ones; a save that is still running does not count as one."""
@@ -160,14 +176,14 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
 
 
 @contextlib.contextmanager
-def _explained(what: str, advice: str = "") -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     """Turn DCP's failures, which it gathers from all ranks, into one line."""
     try:
         yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(sorted(error.failures.items())))
         reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
-        raise CheckpointError(f"{what} (rank {rank}: {reason}). {advice}".rstrip()) from error
+        raise CheckpointError(f"{what} (rank {rank}: {reason}).") from error
 
 
 def _raise_together(faults: list[str]) -> None:

@@ -13,6 +13,7 @@ from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.checkpoint_folder import DCP_FILE, find_saved_steps
+from torchtitan_simplefsdp.titan.device import is_cpu_only
 from torchtitan_simplefsdp.titan.config.fault import list_choices, Rule
 
 _STATES = ("model", "optimizer", "lr_scheduler", "dataloader", "train_state")  # of torchtitan's CheckpointManager
@@ -24,6 +25,10 @@ def _get_saving_faults(config: JobConfig, world_size: int, train_spec: TrainSpec
         yield (
             "checkpoint.keep_latest_k=1 is not possible: the latest checkpoint may still be in the making. "
             "Use 0 to keep all, or at least 2."
+        )
+    if checkpoint.enable and checkpoint.async_mode.lower() == "async_with_pinned_mem" and is_cpu_only():
+        yield (
+            "checkpoint.async_mode='async_with_pinned_mem' needs a GPU, whose copies the pinned memory is for. Use 'async'."
         )
     if checkpoint.create_seed_checkpoint and world_size != 1:
         yield (
