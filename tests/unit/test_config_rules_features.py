@@ -34,10 +34,10 @@ CASES = {
         "optimizer.early_step_in_backward steps after each microbatch, before the gradient of the step is complete, and this run "
         "has several (pipeline_parallel_degree, or global_batch_size above local_batch_size * data-parallel ranks). Remove it.",
     ),
-    "two_workers": (
-        "--training.dataloader.num_workers 2",
+    "two_workers_of_validation": (
+        f"{VALIDATION} --validation.dataloader.num_workers 2",
         1,
-        "training.dataloader.num_workers=2: each worker would read all of dataset 'pydoc', so every batch would come that "
+        "validation.dataloader.num_workers=2: each worker would read all of dataset 'pydoc', so every batch would come that "
         "many times. Use 0 or 1.",
     ),
     "validation_under_pipeline_parallelism": (
@@ -129,5 +129,11 @@ def test_an_early_step_of_one_microbatch_is_accepted(workspace):
     assert parse(workspace, flags="--optimizer.early_step_in_backward --training.global_batch_size 16", world_size=2)
 
 
-def test_workers_of_a_streamed_dataset_are_accepted(workspace):
-    assert parse(workspace, flags="--training.dataloader.num_workers 2 --training.dataset c4")
+@pytest.mark.parametrize("dataset", ["pydoc", "c4"])
+def test_workers_that_share_the_data_are_accepted(workspace, dataset):
+    assert parse(workspace, flags=f"--training.dataloader.num_workers 2 --training.dataset {dataset}")
+
+
+def test_workers_of_torchtitans_own_models_would_repeat_the_data(workspace):
+    (fault,) = get_faults(workspace, flags="--model.name llama3 --training.dataloader.num_workers 2")
+    assert fault.startswith("training.dataloader.num_workers=2: each worker would read all of dataset 'pydoc'")

@@ -1,22 +1,21 @@
 """Datasets `pydoc` (embedded text) and `text` (the user's files), registered with torchtitan.
 
-torchtitan's own dataset class does the rest: it takes a contiguous share of the documents (dataloader.py
-says which) and cuts their stream `bos document eos bos document eos ...` into windows of seq_len + 1.
+streams.py cuts a share of them (`bos document eos bos document eos ...`) into windows of seq_len + 1 for training;
+torchtitan's own dataset class does for validation.
 
 [Note: map-style datasets]
-Both are map-style: documents are numbered, and torchtitan's position in a checkpoint is a number
-and the tokens left over. `text` is a table of locations, and a transform reads a document when its
-row is taken, so nothing is copied, cached or held in memory. `load_dataset` was tried and left aside
-(datasets 5.2.0):
+Both are map-style: documents are numbered, and the position in a checkpoint is made of such numbers,
+so it travels to any layout (dataloader.py). `text` is a table of locations, and a transform reads a
+document when its row is taken, so nothing is copied, cached or held in memory. `load_dataset` was tried
+and left aside (datasets 5.2.0):
 - Map-style, it writes an Arrow copy of the corpus below the home directory, or holds one per rank.
 - Streaming, a resume after the first loop starts the data over: its state names an epoch that
   torchtitan does not restore. A second data loader worker spins for ever when there is one file.
   It deals whole files to ranks, whatever their size, if their number allows, does not name the file
   of a broken JSON line, and leaves lock files below the home directory.
-The global number of the document a share is at: the first number of the share plus `sample_idx`.
 
-Not here: shuffling between loops; splitting over data loader workers (torchtitan 0.2.2 repeats a
-map-style dataset in each of them); resuming with another data-parallel degree.
+Not here: shuffling between loops; dealing to ranks and data loader workers (dataloader.py; torchtitan 0.2.2 repeats a
+map-style dataset in each worker, so validation takes one at most).
 """
 
 import os
@@ -30,7 +29,7 @@ from torchtitan.hf_datasets.text_datasets import DATASETS
 from torchtitan_simplefsdp.titan.corpus import get_pydoc_documents
 from torchtitan_simplefsdp.titan.text_files import find_text_files, index_text_file, read_document
 
-# Numbered documents, of which every data loader worker would read all. Streamed datasets are split between workers.
+# Numbered documents, of which every worker of torchtitan's own loader would read all; it splits only streamed datasets.
 MAP_STYLE_DATASETS = ("pydoc", "text", "c4_test")
 
 # What a loader gets when no dataset_path is configured; torchtitan logs it as the data's source.

@@ -48,7 +48,12 @@ def _get_early_step_faults(config: JobConfig, world_size: int, train_spec: Train
 
 
 def _get_worker_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
-    for section in ("training", "validation") if config.validation.enable else ("training",):
+    sections = []
+    if config.model.name not in SERVED_MODELS:  # theirs is torchtitan's loader; our own deals sequences to workers
+        sections.append("training")
+    if config.validation.enable:  # torchtitan's loader for any model
+        sections.append("validation")
+    for section in sections:
         values = getattr(config, section)
         if values.dataloader.num_workers > 1 and values.dataset.lower() in MAP_STYLE_DATASETS:
             yield (
@@ -131,7 +136,14 @@ FEATURE_RULES = (
     Rule(("comm.mode", "model.name"), _get_local_tensor_faults),
     Rule(("optimizer", "parallelism", "training"), _get_early_step_faults),
     Rule(
-        ("training.dataset", "training.dataloader", "validation.dataset", "validation.dataloader", "validation.enable"),
+        (
+            "model.name",
+            "training.dataset",
+            "training.dataloader",
+            "validation.dataset",
+            "validation.dataloader",
+            "validation.enable",
+        ),
         _get_worker_faults,
     ),
     Rule(("validation", "parallelism"), _get_validation_faults),
