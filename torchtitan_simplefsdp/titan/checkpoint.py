@@ -184,6 +184,8 @@ def _explained(what: str) -> Iterator[None]:
         rank, (cause, _) = next(iter(sorted(error.failures.items())))
         reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
         raise CheckpointError(f"{what} (rank {rank}: {reason}).") from error
+    except ValueError as error:  # the data loader's, about a value that it loaded
+        raise CheckpointError(str(error)) from error
 
 
 def _raise_together(faults: list[str]) -> None:

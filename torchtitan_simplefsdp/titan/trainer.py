@@ -37,6 +37,7 @@ class SimpleFSDPTrainer(Trainer):
     _microbatches_left = 0  # of the current optimizer step
     _tokens_loaded, _share_loaded = 0, 0  # seen before this start by all ranks, and this rank's part of them
     _loads_total = True
+    _step_loaded = 0
 
     def __init__(self, job_config: JobConfig) -> None:
         self._accumulation = contextlib.ExitStack()
@@ -105,12 +106,14 @@ class SimpleFSDPTrainer(Trainer):
             received = torch.tensor(int(self._stop_request.received), device=self.device)
             torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
             if received.item():
-                self.checkpointer.save_now(self.step)
-                raise Stopped(
-                    f"run_train.sh: stopped by SIGTERM after step {self.step}, which is saved in "
-                    f"{os.path.abspath(self.checkpointer.folder)}. The same command goes on from there."
-                )
+                raise Stopped(f"run_train.sh: stopped by SIGTERM {self._save_to_stop()} The same command goes on from there.")
         return super().should_continue_training()
+
+    def _save_to_stop(self) -> str:
+        if self.step == self._step_loaded:
+            return f"before step {self.step + 1}, there is nothing new to save."
+        self.checkpointer.save_now(self.step)
+        return f"after step {self.step}, which is saved in {os.path.abspath(self.checkpointer.folder)}."
 
     def prepare_to_load(self, saved: set[str]) -> None:
         """Ask for what a checkpoint has: torchtitan's own lacks the tokens of all ranks."""
@@ -125,7 +128,7 @@ class SimpleFSDPTrainer(Trainer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a share of the tokens seen, such that those of all ranks add up to the whole."""
         ranks, rank = self._get_loss_ranks()
-        self.step = state_dict["step"]
+        self.step = self._step_loaded = state_dict["step"]
         self._tokens_loaded = state_dict["tokens_seen"] if self._loads_total else state_dict["ntokens_seen"] * ranks
         self._share_loaded = self.ntokens_seen = (self._tokens_loaded + ranks - 1 - rank) // ranks
         self._loads_total = True
