@@ -101,13 +101,16 @@ class SimpleFSDPTrainer(Trainer):
 
     def should_continue_training(self) -> bool:
         """As torchtitan's; if any rank was told to stop, save and raise `Stopped` on all of them."""
-        checkpoint = self.job_config.checkpoint
-        if checkpoint.enable and not checkpoint.load_only:
+        continues = super().should_continue_training()
+        if continues and self._saves():
             received = torch.tensor(int(self._stop_request.received), device=self.device)
             torch.distributed.all_reduce(received, torch.distributed.ReduceOp.MAX)
             if received.item():
                 raise Stopped(f"run_train.sh: stopped by SIGTERM {self._save_to_stop()} The same command goes on from there.")
-        return super().should_continue_training()
+        return continues
+
+    def _saves(self) -> bool:
+        return self.job_config.checkpoint.enable and not self.job_config.checkpoint.load_only
 
     def _save_to_stop(self) -> str:
         if self.step == self._step_loaded:
@@ -139,7 +142,7 @@ class SimpleFSDPTrainer(Trainer):
 
     def train(self) -> None:
         """As torchtitan's, then say where the results are."""
-        if self.job_config.checkpoint.enable and not self.job_config.checkpoint.load_only:
+        if self._saves():
             self._stop_request.listen()
         super().train()
         if torch.distributed.get_rank() == 0:
