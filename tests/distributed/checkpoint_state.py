@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class TrainingState:
 
     def step(self, seed: int) -> None:
         """Take an optimizer step with gradients that are drawn per parameter."""
-        for fqn, parameter in self._get_parameters():
+        for fqn, parameter, _ in self._get_parameters():
             key = hashlib.blake2b(f"{seed}/{self.train_state.step}/{fqn}".encode(), digest_size=4).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
             gradient = torch.randn(parameter.shape, generator=generator)
@@ -99,6 +100,7 @@ class TrainingState:
         self.train_state.step += 1
         self.train_state.ntokens_seen += 1000 * seed
 
+    @torch.no_grad()
     def get_snapshot(self) -> dict[str, str]:
         """Return all that a checkpoint must bring back on this rank: numbers, and digests of full tensors, by name."""
         found: dict[str, set[str]] = defaultdict(set)  # more than one value: parts of the model do not agree
@@ -111,20 +113,23 @@ class TrainingState:
             for name in group.keys() - {"params"}:
                 found[f"optimizer.{name}"].add(repr(group[name]))
         states = {id(p): state for optimizer in self.optimizers for p, state in optimizer.state.items()}
-        for fqn, parameter in self._get_parameters():
-            found[f"model.{fqn}"].add(get_digest(parameter))
+        for fqn, parameter, read in self._get_parameters():
+            found[f"model.{fqn}"].add(get_digest(read()))
             for name, value in states.get(id(parameter), {}).items():
                 found[f"optimizer.{name}.{fqn}"].add(get_digest(value))
         return {name: " and ".join(sorted(values)) for name, values in found.items()}
 
-    def _get_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        named = []
+    def _get_parameters(self) -> list[tuple[str, nn.Parameter, Callable[[], torch.Tensor]]]:
+        """Return FQN, stored parameter, and what a forward reads, which a wrong placement would not be equal to."""
+        parameters = []
         for part in self.model_parts:
-            for fqn, parameter in part.named_parameters():
+            for name, parameter in part.named_parameters():
+                path, _, attribute = name.rpartition(".")
+                fqn = name
                 for wrapper in WRAPPERS:
                     fqn = fqn.replace(wrapper, "")
-                named.append((fqn, parameter))
-        return named
+                parameters.append((fqn, parameter, partial(getattr, part.get_submodule(path), attribute)))
+        return parameters
 
 
 def build_config(layout: Layout) -> JobConfig:
@@ -132,6 +137,7 @@ def build_config(layout: Layout) -> JobConfig:
     config: JobConfig = schema.config_cls()
     config.parallelism.pipeline_parallel_degree = layout.pp
     config.activation_checkpoint.mode = "none"
+    config.training.mixed_precision_param = "float32"  # a forward then reads all bits
     config.training.steps, config.lr_scheduler.warmup_steps, config.optimizer.lr = 100, 50, 1e-2
     config.optimizer.implementation = "for-loop"  # fused AdamW rounds the last few elements of a tensor in another way
     config.checkpoint.enable, config.checkpoint.interval, config.checkpoint.keep_latest_k = True, 1, 0
