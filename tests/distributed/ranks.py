@@ -15,21 +15,30 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from typing import Any
 
 CALL_TIMEOUT_SECONDS = 300
 
 
 class RankPool:
-    """Runs functions on gloo ranks; the processes of a world size are started when first needed."""
+    """Runs functions on gloo ranks; the processes of a world size are started when first needed.
 
-    def __init__(self) -> None:
+    Args:
+        preload: installed modules that are imported once, in a process that all ranks are then forked from; None: each
+            rank is a new interpreter. Only one pool of a process can have this.
+    """
+
+    def __init__(self, preload: list[str] | None = None) -> None:
         self._worlds: dict[int, _World] = {}
+        self._context = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            self._context.set_forkserver_preload(preload)
 
     def run(self, function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
         """Call `function(*args)` on every rank of a world of `world_size`; return the results by rank."""
         if world_size not in self._worlds:
-            self._worlds[world_size] = _World(world_size)
+            self._worlds[world_size] = _World(world_size, self._context)
         results, failure = self._worlds[world_size].run(function, args)
         if failure:
             self._worlds.pop(world_size).close()  # its other ranks may wait in a collective for ever
@@ -43,8 +52,7 @@ class RankPool:
 
 
 class _World:
-    def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, world_size: int, context: BaseContext) -> None:
         self._folder = tempfile.TemporaryDirectory()
         store = os.path.join(self._folder.name, "store")
         self._ranks: list[tuple[multiprocessing.Process, Connection]] = []
