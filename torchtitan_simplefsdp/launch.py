@@ -14,6 +14,7 @@ import runpy
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -22,9 +23,11 @@ from .launch_args import (
     LaunchError,
     build_environment,
     build_module_args,
+    build_rendezvous_args,
     build_torchrun_args,
     get_count,
     get_dump_folder,
+    is_seed_checkpoint,
 )
 from .progress import show_progress
 
@@ -61,10 +64,11 @@ def has_a_reader(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], BrokenPipeError))
 
 
-def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
+def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path], command: str = "run_train.sh") -> int:
     """Run the ranks to their end and return the exit code; report a configuration fault once and bare.
 
     `made`: the folders that exist for this run's logs alone, removed if it does not start.
+    `command`: what the user started, for messages.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -90,7 +94,7 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
     except SignalException as signal_error:
         held_back.clear()
         name = signal.Signals(signal_error.sigval).name
-        print(f"run_train.sh: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
+        print(f"{command}: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
         return 128 + signal_error.sigval
     except ChildFailedError as error:
         for failure in error.failures.values():
@@ -109,6 +113,28 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
             log.removeFilter(hold_back)
         for record in held_back:
             logging.getLogger(record.name).handle(record)
+
+
+def launch_script(script: Path, argv: list[str], processes: int) -> int:
+    """Run a script on several ranks of this machine and return the exit code. Rank 0 has the terminal to itself."""
+    import torch
+
+    log_dir = Path(tempfile.mkdtemp(prefix=f"{script.stem}_"))
+    redirects = ",".join(f"{rank}:3" for rank in range(1, processes))
+    torchrun_args = [
+        *build_rendezvous_args({}),
+        f"--nproc-per-node={processes}",
+        f"--redirects={redirects}",
+        f"--log-dir={log_dir}",
+        str(script),
+        *argv,
+    ]
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    os.environ.update(build_environment(os.environ, processes, gpus, len(os.sched_getaffinity(0))))
+    exitcode = run_torchrun(torchrun_args, log_dir, [log_dir], script.name)
+    if exitcode == 0:
+        shutil.rmtree(log_dir)
+    return exitcode
 
 
 def make_folders(folder: Path) -> list[Path]:
@@ -150,7 +176,7 @@ def launch(argv: list[str], environ: Mapping[str, str]) -> int:
     import torch  # not at the top: the faults above need no torch, which takes seconds to import
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    processes = get_count(environ, "NGPU", gpus or 2)
+    processes = get_count(environ, "NGPU", 1 if is_seed_checkpoint(argv) else gpus or 2)
     if comm_mode := environ.get("COMM_MODE"):
         if comm_mode not in COMM_MODES:
             raise LaunchError(f"run_train.sh: unknown COMM_MODE={comm_mode!r}. Valid: {', '.join(COMM_MODES)}.")
