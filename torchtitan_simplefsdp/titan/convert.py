@@ -1,6 +1,6 @@
 """Conversion of a model's weights between checkpoint formats: DCP, Hugging Face's safetensors, one .pt file.
 
-One process on the CPU. A DCP target holds one weight in memory at a time and a Hugging Face one the weights of one file
+One process on the CPU. A DCP target holds about two weights in memory at a time and a Hugging Face one the weights of one file
 (FILE_BYTES); a .pt file is written in one go and needs all of them. The target appears under its name when it is complete.
 
 Not here: the command line (scripts/convert_checkpoint.py), and the state of training, which only DCP holds.
@@ -84,7 +84,9 @@ def remove(path: Path) -> None:
 
 def write_dcp(folder: Path, wanted: Mapping[str, torch.Tensor], read: Read) -> None:
     """Write a DCP folder, reading each weight when its turn comes. `wanted`: on meta, in the dtypes to write."""
-    dcp.save(dict(wanted), storage_writer=FileSystemWriter(folder), planner=_ReadingPlanner(read), no_dist=True)
+    # a file for each weight: the writer keeps what goes into one file until that is complete
+    writer = FileSystemWriter(folder, single_file_per_rank=False)
+    dcp.save(dict(wanted), storage_writer=writer, planner=_ReadingPlanner(read), no_dist=True)
 
 
 class _ReadingPlanner(DefaultSavePlanner):

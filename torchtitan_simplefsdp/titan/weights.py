@@ -94,7 +94,7 @@ def load_weights(state: dict[str, torch.Tensor], checkpoint: Checkpoint, adapter
 
 
 class WeightReader:
-    """Reads weights of a checkpoint that fits one at a time, so that memory need hold one only."""
+    """Reads weights of a checkpoint that fits one at a time, so that memory need not hold the model."""
 
     def __init__(
         self, wanted: Mapping[str, torch.Tensor], checkpoint: Checkpoint, adapter: StateDictAdapter

@@ -63,7 +63,7 @@ def parse_job_config(argv: list[str], world_size: int, *, model_only: bool = Fal
     # A file that was asked for and is not there would be judged as if all defaults were meant.
     if not read_faults and "job.config_file" not in suspects:
         resolve_hf_assets_path(config)
-        if config.checkpoint.create_seed_checkpoint:
+        if config.checkpoint.create_seed_checkpoint and world_size == 1:
             settle_seed_checkpoint(config)
         faults += get_config_faults(config, world_size, suspects, model_only=model_only)
     if faults:
