@@ -1,7 +1,7 @@
 """Checkpoint fit: which tensors that a run wants are missing in a checkpoint or have another shape there.
 
-DCP finds out in the middle of loading, key by key, on every rank, and for a missing key with a traceback per rank. What a
-checkpoint holds is in its metadata, which is small; compared before anything is loaded it gives one message.
+DCP finds out in the middle of loading, key by key, on every rank, and for a missing key with a traceback per rank.
+What a checkpoint holds is in its metadata, which is small; compared before anything is loaded it gives one message.
 
 Not here: loading, and whether a checkpoint is finished.
 """

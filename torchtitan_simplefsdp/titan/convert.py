@@ -32,7 +32,7 @@ Read = Callable[[str], torch.Tensor]
 
 
 def convert(job_config: JobConfig, source: Checkpoint, target: Path, to: Format, dtype: torch.dtype | None) -> None:
-    """Write the weights of a checkpoint to `target` in another format, and for "hf" what `transformers` needs beside them.
+    """Write the weights of a checkpoint to `target` in another format, for "hf" with what `transformers` needs beside them.
 
     Args:
         target: a path that does not exist; a file for "pt", else a folder.
@@ -120,9 +120,11 @@ def write_safetensors(
     for number, names in enumerate(files, start=1):
         file = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
         state = to_hf({name: read(name) for name in names})
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / file, metadata={"format": "pt"})
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+        save_file(state, folder / file, metadata={"format": "pt"})
         (folder / file).chmod(folder.stat().st_mode & 0o666)  # save_file keeps others from reading it
         weight_map |= dict.fromkeys(state, file)
     if len(files) > 1:
-        index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in wanted.values())}, "weight_map": weight_map}
+        total_size = sum(tensor.nbytes for tensor in wanted.values())
+        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
