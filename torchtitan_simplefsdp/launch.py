@@ -14,6 +14,7 @@ import runpy
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -22,9 +23,11 @@ from .launch_args import (
     LaunchError,
     build_environment,
     build_module_args,
+    build_rendezvous_args,
     build_torchrun_args,
     get_count,
     get_dump_folder,
+    is_seed_checkpoint,
 )
 from .progress import show_progress
 from .stop import forward_sigterm
@@ -62,10 +65,11 @@ def has_a_reader(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], BrokenPipeError))
 
 
-def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> int:
+def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path], command: str = "run_train.sh") -> int:
     """Run the ranks to their end and return the exit code; an end that explains itself is reported once and bare.
 
     `made`: the folders that exist for this run's logs alone, removed if it does not start.
+    `command`: what the user started, for messages.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -90,7 +94,7 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
         return 0
     except SignalException as signal_error:
         held_back.clear()
-        return report_stop(signal_error.sigval, log_dir)
+        return report_stop(signal_error.sigval, log_dir, command)
     except ChildFailedError as error:
         for failure in error.failures.values():
             message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
@@ -103,7 +107,7 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
         exitcode = error.get_first_failure()[1].exitcode
         if exitcode == -signal.SIGTERM:  # ranks that had nothing to save yet
             held_back.clear()
-            return report_stop(signal.SIGTERM, log_dir)
+            return report_stop(signal.SIGTERM, log_dir, command)
         print(f"{error}\nOutput of all ranks: {log_dir}", file=sys.stderr)
         return exitcode if exitcode > 0 else 128 - exitcode
     finally:
@@ -114,11 +118,33 @@ def run_torchrun(torchrun_args: list[str], log_dir: Path, made: list[Path]) -> i
             logging.getLogger(record.name).handle(record)
 
 
-def report_stop(number: int, log_dir: Path) -> int:
+def report_stop(number: int, log_dir: Path, command: str) -> int:
     """Say that a signal ended the run and return the exit code that shells give such an end."""
     name = signal.Signals(number).name
-    print(f"run_train.sh: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
+    print(f"{command}: stopped by {name}, all ranks have ended. Output of all ranks: {log_dir}", file=sys.stderr)
     return 128 + number
+
+
+def launch_script(script: Path, argv: list[str], processes: int) -> int:
+    """Run a script on several ranks of this machine and return the exit code. Rank 0 has the terminal to itself."""
+    import torch
+
+    log_dir = Path(tempfile.mkdtemp(prefix=f"{script.stem}_"))
+    redirects = ",".join(f"{rank}:3" for rank in range(1, processes))
+    torchrun_args = [
+        *build_rendezvous_args({}),
+        f"--nproc-per-node={processes}",
+        f"--redirects={redirects}",
+        f"--log-dir={log_dir}",
+        str(script),
+        *argv,
+    ]
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    os.environ.update(build_environment(os.environ, processes, gpus, len(os.sched_getaffinity(0))))
+    exitcode = run_torchrun(torchrun_args, log_dir, [log_dir], script.name)
+    if exitcode == 0:
+        shutil.rmtree(log_dir)
+    return exitcode
 
 
 def make_folders(folder: Path) -> list[Path]:
@@ -160,7 +186,7 @@ def launch(argv: list[str], environ: Mapping[str, str]) -> int:
     import torch  # not at the top: the faults above need no torch, which takes seconds to import
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    processes = get_count(environ, "NGPU", gpus or 2)
+    processes = get_count(environ, "NGPU", 1 if is_seed_checkpoint(argv) else gpus or 2)
     if comm_mode := environ.get("COMM_MODE"):
         if comm_mode not in COMM_MODES:
             raise LaunchError(f"run_train.sh: unknown COMM_MODE={comm_mode!r}. Valid: {', '.join(COMM_MODES)}.")

@@ -102,6 +102,11 @@ def get_dump_folder(module_args: list[str]) -> Path:
     return Path(dump_folder if isinstance(dump_folder, str) else DEFAULT_DUMP_FOLDER)
 
 
+def is_seed_checkpoint(argv: list[str]) -> bool:
+    """Answer whether the command line asks for a seed checkpoint, which one process makes."""
+    return any(arg.replace("-", "_") == "__checkpoint.create_seed_checkpoint" for arg in argv)
+
+
 def build_rendezvous_args(environ: Mapping[str, str]) -> list[str]:
     """Say how the processes of all machines find each other."""
     nodes = get_count(environ, "NNODES", 1)

@@ -15,7 +15,7 @@ import warnings
 import torchtitan.train
 
 from torchtitan_simplefsdp.launch import EXIT_CONFIG_ERROR, exit_with_explanation
-from torchtitan_simplefsdp.titan.checkpoint import CheckpointError
+from torchtitan_simplefsdp.titan.checkpoint_formats import CheckpointError
 from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
 from torchtitan_simplefsdp.titan.rebind import apply_rebinds
 from torchtitan_simplefsdp.titan.train_spec import register

@@ -14,8 +14,9 @@ from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.config import JobConfig
 from torchtitan.tools.logging import logger
 
-from torchtitan_simplefsdp.titan.checkpoint import CheckpointError, SimpleFSDPCheckpointManager
+from torchtitan_simplefsdp.titan.checkpoint import SimpleFSDPCheckpointManager
 from torchtitan_simplefsdp.titan.checkpoint_folder import find_saved_steps, get_path
+from torchtitan_simplefsdp.titan.checkpoint_formats import CheckpointError
 
 
 @pytest.fixture(autouse=True)

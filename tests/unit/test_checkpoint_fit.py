@@ -13,15 +13,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchtitan_simplefsdp.titan.checkpoint_fit import get_misfits
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # saving needs no ranks
 SAVED = {"a": torch.zeros(4, 2), "b": torch.zeros(3), "scalar": torch.zeros(())}
 
 
-@pytest.fixture(params=["dcp", "safetensors"])
+@pytest.fixture(params=["dcp", "safetensors", "pt"])
 def folder(request, tmp_path):
     if request.param == "dcp":
         dcp.save({**SAVED, "step": 3}, checkpoint_id=tmp_path, no_dist=True)
-    else:
+    elif request.param == "safetensors":
         save_file(SAVED, tmp_path / "model.safetensors")
+    else:
+        torch.save({**SAVED, "step": 3}, tmp_path / "model.pt")
+        return tmp_path / "model.pt"
     return tmp_path
 
 
@@ -41,14 +45,24 @@ def test_missing_keys_are_counted_and_the_first_ones_named(folder):
 def test_other_shapes_are_named_with_both_beside_the_missing_keys(folder):
     assert get_misfits(on_meta(c=(1,), a=(2, 4), b=(3, 1)), folder) == [
         "1 of 3 keys are missing in the checkpoint: c",
-        "2 of 3 have another shape: a is [4, 2] there and [2, 4] here, b is [3] there and [3, 1] here",
+        "2 of 3 keys have another shape: a is [4, 2] there and [2, 4] here, b is [3] there and [3, 1] here",
     ]
 
 
 def test_what_is_not_a_tensor_in_the_checkpoint_is_said_to_be_none(tmp_path):
     dcp.save({"step": 3}, checkpoint_id=tmp_path, no_dist=True)
     (line,) = get_misfits(on_meta(step=()), tmp_path)
-    assert line == "1 of 1 have another shape: step is no tensor there and [] here"
+    assert line == "1 of 1 keys have another shape: step is no tensor there and [] here"
+
+
+def test_more_layers_than_the_whole_model_has_do_not_fit(tmp_path):
+    saved = {"layers.0.w": torch.zeros(2), "layers.1.w": torch.zeros(2), "optimizer.state.layers.1.w": torch.zeros(2)}
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    wanted = on_meta(**{"layers.0.w": (2,)})
+    assert get_misfits(wanted, tmp_path) == []  # one pipeline stage
+    assert get_misfits(wanted, tmp_path, is_whole=True) == [
+        "1 keys of the checkpoint are layers too many here: layers.1.w"
+    ]
 
 
 def test_a_sharded_tensor_is_compared_by_its_global_shape(folder):

@@ -144,3 +144,13 @@ def test_a_broken_rule_is_the_one_fault(checkpoints, flags, world_size, fault):
 )
 def test_what_is_possible_is_not_refused(checkpoints, flags):
     assert parse(checkpoints, flags=flags)
+
+
+def test_a_seed_checkpoint_of_any_layout_is_the_model_alone_on_one_process(workspace):
+    layout = "--parallelism.tensor_parallel_degree 8 --parallelism.data_parallel_replicate_degree 2 --simple_fsdp.mode replicate"
+    saving = "--checkpoint.last_save_in_hf --checkpoint.last_save_model_only --checkpoint.export_dtype bfloat16"
+    config = parse(workspace, flags=f"--checkpoint.enable --checkpoint.create_seed_checkpoint {layout} {saving}")
+    parallelism, checkpoint = config.parallelism, config.checkpoint
+    assert (parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree) == (1, 1)
+    assert (checkpoint.last_save_model_only, checkpoint.last_save_in_hf) == (True, False)
+    assert checkpoint.export_dtype == "float32"

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import run as torchrun
 
 from torchtitan_simplefsdp import launch, launch_args
@@ -175,3 +176,19 @@ def test_a_configuration_error_without_torchrun_goes_to_stderr(monkeypatch, caps
         launch.exit_with_explanation("first fault\nsecond fault", 2)
     assert exit_.value.code == 2
     assert capsys.readouterr().err == "first fault\nsecond fault\n"
+
+
+@pytest.mark.parametrize(
+    "argv, environ, processes",
+    [
+        (["--checkpoint.enable", "--checkpoint.create_seed_checkpoint"], {}, 1),
+        (["--checkpoint.create-seed-checkpoint", "--checkpoint.enable"], {}, 1),
+        (["--checkpoint.create_seed_checkpoint"], {"NGPU": "3"}, 3),  # asked for, and refused with a reason by the ranks
+        (["--checkpoint.no_create_seed_checkpoint"], {}, 2),
+        (["--checkpoint.enable"], {}, 2),
+    ],
+)
+def test_a_seed_checkpoint_is_made_by_one_process(folder, monkeypatch, argv, environ, processes):
+    monkeypatch.setattr(launch, "run_torchrun", lambda args, log_dir, made: torchrun.parse_args(args).nproc_per_node)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert launch.launch(["--config", "other.toml", *argv], environ) == str(processes)

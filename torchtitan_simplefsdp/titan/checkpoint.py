@@ -26,10 +26,8 @@ from torchtitan.tools.logging import logger
 
 from .checkpoint_fit import get_misfits
 from .checkpoint_folder import DCP_FILE, find_latest, find_saved_steps, find_steps, get_fault, get_path
-
-
-class CheckpointError(Exception):
-    """A checkpoint cannot be saved or loaded; the message is for the user and is the same on every rank."""
+from .checkpoint_formats import CheckpointError
+from .hf_assets import write_hf_assets
 
 
 class Source(NamedTuple):
@@ -41,7 +39,7 @@ class Source(NamedTuple):
 
 
 class SimpleFSDPCheckpointManager(CheckpointManager):
-    """Saves and loads as torchtitan's, and raises `CheckpointError` where that cannot be done."""
+    """Saves and loads as torchtitan's, and raises `CheckpointError`, the same on every rank, where that cannot be done."""
 
     _saving_path = ""  # of the save that was started last
 
@@ -135,12 +133,19 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
         self._async_wait()
 
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, *args: Any, **kwargs: Any) -> Any:
-        """As torchtitan's, into a new folder: one of this name was left by an earlier start of the run."""
+        """As torchtitan's, into a new folder: one of this name was left by an earlier start of the run.
+
+        In Hugging Face's format, what `transformers` needs beside the weights is written too.
+        """
         self._saving_path = checkpoint_id
         if dist.get_rank() == 0:  # the others write after rank 0 has planned the save
             shutil.rmtree(checkpoint_id, ignore_errors=True)
         with self._saving():
-            return super().dcp_save(state_dict, checkpoint_id, *args, **kwargs)
+            result = super().dcp_save(state_dict, checkpoint_id, *args, **kwargs)
+        if kwargs.get("to_hf") and dist.get_rank() == 0:
+            shutil.rmtree(os.path.join(checkpoint_id, "sharded"), ignore_errors=True)  # the ranks' parts of the same weights
+            write_hf_assets(checkpoint_id, self.sd_adapter.model_args, self.sd_adapter.hf_assets_path, self.export_dtype)
+        return result
 
     def _async_wait(self) -> None:
         with self._saving():

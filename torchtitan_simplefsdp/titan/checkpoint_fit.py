@@ -1,7 +1,7 @@
 """Checkpoint fit: which tensors that a run wants are missing in a checkpoint or have another shape there.
 
-DCP finds out in the middle of loading, key by key, on every rank, and for a missing key with a traceback per rank. What a
-checkpoint holds is in its metadata, which is small; compared before anything is loaded it gives one message.
+DCP finds out in the middle of loading, key by key, on every rank, and for a missing key with a traceback per rank.
+What a checkpoint holds is in its metadata, which is small; compared before anything is loaded it gives one message.
 
 Not here: loading, and whether a checkpoint is finished.
 """
@@ -9,6 +9,7 @@ Not here: loading, and whether a checkpoint is finished.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 import torch
@@ -18,18 +19,20 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
 
-def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike) -> list[str]:
+def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, *, is_whole: bool = False) -> list[str]:
     """Compare names and global shapes with what is in a checkpoint, whose tensor data is not read.
 
     Args:
         wanted: by the checkpoint's keys: plain FQNs for the model, flattened ones ("optimizer.state....") for the rest.
             Meta tensors and DTensors are fine; dtypes and placements do not matter, loading converts them.
-        path: one step's DCP folder, or a folder with Hugging Face's .safetensors files and their names.
+        path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
+        is_whole: `wanted` is all there is of its kind (not one pipeline stage), so more layers in the checkpoint are a
+            misfit as well.
 
     Returns:
-        One line for the missing keys and one for the shapes that differ; empty if everything fits.
+        A line for the missing keys, one for the shapes that differ, one for the layers too many; none if all fits.
     """
-    saved = read_shapes(_get_reader(path))
+    saved = read_shapes(path)
     missing = [name for name in wanted if name not in saved]
     reshaped = [name for name, tensor in wanted.items() if name in saved and saved[name] != tensor.shape]
     misfits = []
@@ -37,19 +40,32 @@ def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike) -> 
         misfits.append(f"{len(missing)} of {len(wanted)} keys are missing in the checkpoint: {_list_first(missing)}")
     if reshaped:
         shapes = [f"{name} is {_describe(saved[name])} there and {list(wanted[name].shape)} here" for name in reshaped]
-        misfits.append(f"{len(reshaped)} of {len(wanted)} have another shape: {_list_first(shapes)}")
+        misfits.append(f"{len(reshaped)} of {len(wanted)} keys have another shape: {_list_first(shapes)}")
+    if is_whole:
+        kinds = {_get_kind(name) for name in wanted}
+        surplus = [name for name in saved if name not in wanted and _get_kind(name) in kinds]
+        if surplus:
+            misfits.append(f"{len(surplus)} keys of the checkpoint are layers too many here: {_list_first(surplus)}")
     return misfits
 
 
-def read_shapes(reader: StorageReader) -> dict[str, torch.Size | None]:
+def read_shapes(path: str | os.PathLike) -> dict[str, torch.Size | None]:
     """Return the global shape of everything in a checkpoint by its key; None for what is not a tensor."""
-    saved = reader.read_metadata().state_dict_metadata
+    if os.path.isfile(path):
+        saved = torch.load(path, mmap=True, weights_only=True)
+        return {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in saved.items()}
+    saved = _get_reader(path).read_metadata().state_dict_metadata
     return {name: entry.size if isinstance(entry, TensorStorageMetadata) else None for name, entry in saved.items()}
 
 
 def _get_reader(path: str | os.PathLike) -> StorageReader:
     is_dcp = os.path.isfile(os.path.join(path, ".metadata"))
     return FileSystemReader(path) if is_dcp else HuggingFaceStorageReader(os.fspath(path))
+
+
+def _get_kind(name: str) -> str:
+    """Return a key without its numbers: the same parameter of all layers."""
+    return re.sub(r"\d+", "N", name)
 
 
 def _list_first(entries: list[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torchtitan.config import JobConfig
 
 from torchtitan_simplefsdp.titan.config.rules import get_config_faults
+from torchtitan_simplefsdp.titan.config.rules_checkpoint import settle_seed_checkpoint
 from torchtitan_simplefsdp.titan.config.rules_model import resolve_hf_assets_path
 from torchtitan_simplefsdp.titan.config.fault import ConfigError, describe_error, shorten
 from torchtitan_simplefsdp.titan.config.file import check_file_values, read_config_file
@@ -22,7 +23,7 @@ from torchtitan_simplefsdp.titan.config.help import find_help_topic, print_help
 from torchtitan_simplefsdp.titan.config.schema import build_schema
 
 
-def parse_job_config(argv: list[str], world_size: int) -> JobConfig:
+def parse_job_config(argv: list[str], world_size: int, *, model_only: bool = False) -> JobConfig:
     """Parse and check a run's configuration.
 
     The caller has registered our models and datasets with torchtitan before.
@@ -30,6 +31,7 @@ def parse_job_config(argv: list[str], world_size: int) -> JobConfig:
     Args:
         argv: the command line without the program, in torchtitan's flags.
         world_size: ranks over all nodes.
+        model_only: check only what a command reads that uses the model and trains nothing.
 
     Returns:
         torchtitan's JobConfig with the sections of `job_config` and of `job.custom_config_module`.
@@ -61,7 +63,9 @@ def parse_job_config(argv: list[str], world_size: int) -> JobConfig:
     # A file that was asked for and is not there would be judged as if all defaults were meant.
     if not read_faults and "job.config_file" not in suspects:
         resolve_hf_assets_path(config)
-        faults += get_config_faults(config, world_size, suspects)
+        if config.checkpoint.create_seed_checkpoint and world_size == 1:
+            settle_seed_checkpoint(config)
+        faults += get_config_faults(config, world_size, suspects, model_only=model_only)
     if faults:
         raise ConfigError(faults)
     return config

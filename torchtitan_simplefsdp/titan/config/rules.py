@@ -16,9 +16,9 @@ from torchtitan.protocols.train_spec import TrainSpec
 
 from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.config.rules_checkpoint import CHECKPOINT_RULES
-from torchtitan_simplefsdp.titan.config.rules_degrees import DEGREE_RULES, get_degrees
+from torchtitan_simplefsdp.titan.config.rules_degrees import DEGREE_RULES, get_degrees, HEAD_RULES
 from torchtitan_simplefsdp.titan.config.rules_features import FEATURE_RULES
-from torchtitan_simplefsdp.titan.config.rules_model import find_train_spec, MODEL_RULES
+from torchtitan_simplefsdp.titan.config.rules_model import DATA_RULES, find_train_spec, MODEL_RULES
 from torchtitan_simplefsdp.titan.config.rules_output import OUTPUT_RULES
 from torchtitan_simplefsdp.titan.config.rules_packages import PACKAGE_RULES
 from torchtitan_simplefsdp.titan.config.rules_pipeline import PIPELINE_RULES
@@ -33,17 +33,20 @@ _AT_LEAST_ONE = {
 }
 
 
-def get_config_faults(config: JobConfig, world_size: int, suspects: set[str]) -> list[str]:
+def get_config_faults(
+    config: JobConfig, world_size: int, suspects: set[str], *, model_only: bool = False
+) -> list[str]:
     """Return what is wrong with a configuration whose keys and types are right.
 
     Args:
         config: torchtitan's JobConfig with our sections merged in.
         world_size: ranks over all nodes.
         suspects: keys whose value had to be dropped; rules that read one are skipped.
+        model_only: look only at what a command reads that uses the model and trains nothing.
     """
     train_spec, _ = find_train_spec(config)
     faults: list[str] = []
-    for rule in _RULES:
+    for rule in _MODEL_ONLY_RULES if model_only else _RULES:
         if not rule.is_blocked_by(suspects):
             faults.extend(rule.get_faults(config, world_size, train_spec))
     return faults
@@ -132,10 +135,13 @@ _NUMBER_RULES = (
     Rule(("profiling",), _get_profiling_faults),
     Rule(("training", "validation", "parallelism"), _get_size_faults),
 )
+_MODEL_ONLY_RULES = (*MODEL_RULES, *HEAD_RULES, _build_minimum_rule("training", "seq_len"))
 _RULES = (
     *MODEL_RULES,
+    *DATA_RULES,
     *PACKAGE_RULES,
     *DEGREE_RULES,
+    *HEAD_RULES,
     *PIPELINE_RULES,
     *FEATURE_RULES,
     *CHECKPOINT_RULES,

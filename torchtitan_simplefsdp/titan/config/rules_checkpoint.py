@@ -19,6 +19,21 @@ from torchtitan_simplefsdp.titan.config.fault import list_choices, Rule
 _STATES = ("model", "optimizer", "lr_scheduler", "dataloader", "train_state")  # of torchtitan's CheckpointManager
 
 
+def settle_seed_checkpoint(config: JobConfig) -> None:
+    """Make a configuration of any layout one of the single process that writes a seed checkpoint, in place.
+
+    Only the model is saved, the only part of step 0 that a run loads: to save the optimizer, torchtitan would first make
+    its state, twice the size of the model, and gradients.
+    """
+    parallelism, checkpoint = config.parallelism, config.checkpoint
+    for dim in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"):
+        setattr(parallelism, f"{dim}_degree", 1)
+    config.simple_fsdp.mode = "auto"
+    checkpoint.last_save_model_only = True
+    checkpoint.last_save_in_hf = False
+    checkpoint.export_dtype = "float32"  # torchtitan's word for leaving the weights as they are
+
+
 def _get_saving_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     checkpoint = config.checkpoint
     if checkpoint.keep_latest_k == 1:

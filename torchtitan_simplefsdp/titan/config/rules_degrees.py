@@ -176,11 +176,10 @@ def get_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-_HEAD_KEYS = ("parallelism.tensor_parallel_degree", "model.name", "model.flavor")
+HEAD_RULES = (Rule(("parallelism.tensor_parallel_degree", "model.name", "model.flavor"), _get_head_faults),)
 DEGREE_RULES = (
     Rule(_DEGREE_KEYS, _get_product_faults),
     Rule((*_DEGREE_KEYS, "simple_fsdp.mode"), _get_mode_faults),
-    Rule(_HEAD_KEYS, _get_head_faults),
     Rule((*_DEGREE_KEYS, "training.seq_len", "validation.seq_len", "validation.enable"), _get_seq_len_faults),
     Rule((*_DEGREE_KEYS, "training.local_batch_size", "training.global_batch_size"), _get_batch_faults),
     Rule(("parallelism.expert_parallel_degree", "model.name"), _get_expert_faults),

@@ -155,6 +155,8 @@ MODEL_RULES = (
     Rule(("model.name",), _get_name_faults),
     Rule(("model.name", "model.flavor"), _get_flavor_faults),
     Rule(("model.name", "model.hf_assets_path", "model.tokenizer_path"), _get_tokenizer_faults),
+)
+DATA_RULES = (
     Rule(("model.name", "training", "parallelism"), _get_training_data_faults),
     Rule(
         ("model.name", "validation.enable", "validation.dataset", "validation.dataset_path", "parallelism"),
