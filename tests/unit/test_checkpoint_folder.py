@@ -10,6 +10,8 @@ import torch.distributed.checkpoint as dcp
 
 from torchtitan_simplefsdp.titan.checkpoint_folder import find_latest, find_saved_steps, get_fault, get_path
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # saving needs no ranks
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -46,11 +46,12 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"checkpoint '{path}' not found (looked in {path.absolute()}). {expected}")
     latest, skipped = find_latest(str(path))
+    if latest is None:
+        faults = f": {'; '.join(skipped)}" if skipped else ""
+        raise CheckpointError(f"'{path}' holds no checkpoint{faults}. {expected}")
     for line in skipped:
         logging.getLogger(__name__).warning(f"Checkpoint skipped: {line}.")
-    if latest is not None:
-        return find_checkpoint(get_path(str(path), latest))
-    raise CheckpointError(f"'{path}' holds no checkpoint. {expected}")
+    return find_checkpoint(get_path(str(path), latest))
 
 
 def recognize(path: Path) -> Format | None:
