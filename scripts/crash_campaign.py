@@ -2,8 +2,8 @@
 
     python scripts/crash_campaign.py [--kills 20 | --at-steps 10 14] [--steps 80] [--markdown FILE] [-- FLAGS FOR BOTH RUNS]
 
-The debug model is saved every 2 steps. Each start of the run is killed at a random moment: mostly soon after training begins,
-so that steps and saves are hit, every fourth time while it starts; or as soon as a given step was logged. The victim is the launcher or one of the ranks, by chance.
+The debug model is saved every 2 steps. Each start of the run is killed at a random moment: in turn while it trains or saves,
+while it saves, again while it trains or saves, and while it starts; or as soon as a given step was logged. The victim is the launcher or one of the ranks, by chance.
 At the end loss, gradient norm, learning rate and tokens seen of every step must be those of the undisturbed run, bit for bit,
 and no start may have lost more than the steps since the last save. Exit code 1 if that does not hold.
 """
@@ -110,14 +110,19 @@ Moment = Callable[[Run], None]
 
 
 def draw_moments(kills: int, chance: random.Random, startup: float, period: float) -> list[Moment]:
-    def while_it_starts(run: Run) -> None:
-        time.sleep(chance.uniform(0, startup))
-
     def while_it_trains(run: Run) -> None:
         run.wait_for("Training starts at step")
         time.sleep(chance.uniform(0, 2 * period))
 
-    return [while_it_starts if number % 4 == 3 else while_it_trains for number in range(kills)]
+    def while_it_starts(run: Run) -> None:
+        time.sleep(chance.uniform(0, startup))
+
+    def while_it_saves(run: Run) -> None:
+        run.wait_for("Saving the checkpoint")
+        time.sleep(chance.uniform(0, period / 2))
+
+    kinds = (while_it_trains, while_it_saves, while_it_trains, while_it_starts)
+    return [kinds[number % len(kinds)] for number in range(kills)]
 
 
 def run_disturbed(folder: Path, flags: list[str], moments: list[Moment], chance: random.Random) -> list[Life]:
@@ -164,7 +169,7 @@ def write_table(lives: list[Life], command: str, outcome: str) -> str:
         place = ("-", "-") if life.resumed < 0 else (life.resumed, life.reached)
         skipped = ", ".join(line.split()[0] for line in life.skipped)
         lines.append(f"| {number} | {place[0]} | {place[1]} | {life.victim or 'came to its end'} | {skipped} |")
-    return f"`{command}`\n\n{outcome}\n\n" + "\n".join(lines) + "\n"
+    return f"```\n{command}\n```\n\n{outcome}\n\n" + "\n".join(lines) + "\n"
 
 
 def main(argv: list[str]) -> int:
@@ -173,7 +178,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--at-steps", type=int, nargs="+", help="kill when these steps are logged, instead of at random")
     parser.add_argument("--steps", type=int, default=80, help="optimizer steps of the run")
     parser.add_argument("--seed", type=int, default=0, help="of moments and victims")
-    parser.add_argument("--markdown", type=Path, help="write the table of starts to this file")
+    parser.add_argument("--markdown", type=Path, help="add the command, the outcome and a table of starts to this file")
     parser.add_argument("flags", nargs="*", help="of ./run_train.sh, after --")
     args = parser.parse_args(argv)
     flags = [*BASE_FLAGS, "--training.steps", str(args.steps), *args.flags]
@@ -196,10 +201,12 @@ def main(argv: list[str]) -> int:
             else "all scalars of all steps equal the undisturbed run's, and no start lost more than the steps since the last save."
         )
     )
-    table = write_table(lives, shlex.join(["python", "scripts/crash_campaign.py", *argv]), outcome)
+    processes = f"NGPU={os.environ['NGPU']} " if "NGPU" in os.environ else ""
+    table = write_table(lives, processes + shlex.join(["python", "scripts/crash_campaign.py", *argv]), outcome)
     print(table)
     if args.markdown:
-        args.markdown.write_text(table)
+        with args.markdown.open("a") as file:
+            file.write(f"\n{table}")
     return 1 if faults else 0
 
 
