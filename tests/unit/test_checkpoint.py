@@ -201,3 +201,13 @@ def test_a_save_now_does_not_wait_for_the_interval_nor_save_twice(tmp_path):
     assert find_saved_steps(str(tmp_path)) == [7]
     run.manager.save(11)
     assert find_saved_steps(str(tmp_path)) == [7]
+
+
+def test_a_checkpoint_with_more_layers_is_refused(tmp_path):
+    run = Run(tmp_path)
+    run.manager.states["model"].cache_state_dict |= {f"layers.{i}.weight": torch.zeros(2) for i in range(3)}
+    run.save(2)
+    run = Run(tmp_path)
+    run.manager.states["model"].cache_state_dict |= {f"layers.{i}.weight": torch.zeros(2) for i in range(2)}
+    with pytest.raises(CheckpointError, match="1 keys of the checkpoint are layers too many here: layers.2.weight"):
+        run.manager.load()

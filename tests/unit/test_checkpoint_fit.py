@@ -60,7 +60,7 @@ def test_more_layers_than_the_whole_model_has_do_not_fit(tmp_path):
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     wanted = on_meta(**{"layers.0.w": (2,)})
     assert get_misfits(wanted, tmp_path) == []  # one pipeline stage
-    assert get_misfits(wanted, tmp_path, is_whole=True) == [
+    assert get_misfits(wanted, tmp_path, wanted) == [
         "1 keys of the checkpoint are layers too many here: layers.1.w"
     ]
 

@@ -98,6 +98,8 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
         """Return why this rank cannot load `states`; tell those who ask what the checkpoint holds."""
         if source.in_hf:
             return []  # torch's reader names the missing key
+        wanted = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
+        all_names = set(_gather(list(wanted)))  # each pipeline stage has its own
         if fault := get_fault(source.path):
             return [f"{source.path} {fault}"]
         saved = FileSystemReader(source.path).read_metadata().state_dict_metadata
@@ -109,7 +111,6 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
                 "pass it as --checkpoint.initial_load_path with --checkpoint.initial_load_model_only and another "
                 f"checkpoint.folder; to load what is there, pass --checkpoint.exclude_from_loading {','.join(missing)}."
             ]
-        wanted = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
         faults = []
         for part in parts:
             if prepare := getattr(states[part], "prepare_to_load", None):
@@ -120,7 +121,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
                     continue
             state_dict = states[part].state_dict()
             wanted |= {f"{part}.{name}": value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
-        misfits = get_misfits(wanted, source.path)
+        misfits = get_misfits(wanted, source.path, all_names)
         hint = "Load it into the model.flavor and tokenizer that it was saved with."
         return faults + [f"{source.path} does not fit this run: {line}. {hint}" for line in misfits]
 
@@ -195,7 +196,12 @@ def _explained(what: str) -> Iterator[None]:
 
 def _raise_together(faults: list[str]) -> None:
     """Raise on every rank if any rank has a fault: alone, it would leave the others waiting."""
-    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, faults)
-    if distinct := list(dict.fromkeys(line for lines in gathered for line in lines)):
+    if distinct := list(dict.fromkeys(_gather(faults))):
         raise CheckpointError("\n".join(distinct))
+
+
+def _gather(lines: list[str]) -> list[str]:
+    """Return the lines of all ranks."""
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, lines)
+    return [line for of_rank in gathered for line in of_rank]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader, StorageReader
@@ -19,15 +19,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
 
-def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, *, is_whole: bool = False) -> list[str]:
+def get_misfits(
+    wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, all_names: Collection[str] = ()
+) -> list[str]:
     """Compare names and global shapes with what is in a checkpoint, whose tensor data is not read.
 
     Args:
         wanted: by the checkpoint's keys: plain FQNs for the model, flattened ones ("optimizer.state....") for the rest.
             Meta tensors and DTensors are fine; dtypes and placements do not matter, loading converts them.
         path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
-        is_whole: `wanted` is all there is of its kind (not one pipeline stage), so more layers in the checkpoint are a
-            misfit as well.
+        all_names: what all pipeline stages want together; more layers than these in the checkpoint are a misfit as well.
 
     Returns:
         A line for the missing keys, one for the shapes that differ, one for the layers too many; none if all fits.
@@ -41,11 +42,10 @@ def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, *, 
     if reshaped:
         shapes = [f"{name} is {_describe(saved[name])} there and {list(wanted[name].shape)} here" for name in reshaped]
         misfits.append(f"{len(reshaped)} of {len(wanted)} keys have another shape: {_list_first(shapes)}")
-    if is_whole:
-        kinds = {_get_kind(name) for name in wanted}
-        surplus = [name for name in saved if name not in wanted and _get_kind(name) in kinds]
-        if surplus:
-            misfits.append(f"{len(surplus)} keys of the checkpoint are layers too many here: {_list_first(surplus)}")
+    kinds = {_get_kind(name) for name in all_names}
+    surplus = [name for name in saved if name not in all_names and _get_kind(name) in kinds]
+    if surplus:
+        misfits.append(f"{len(surplus)} keys of the checkpoint are layers too many here: {_list_first(surplus)}")
     return misfits
 
 

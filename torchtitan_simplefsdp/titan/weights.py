@@ -64,7 +64,7 @@ def validate_fit(
     """
     if checkpoint.format == "hf":
         wanted = adapter.to_hf(dict(wanted))
-    misfits = get_misfits(wanted, checkpoint.path, is_whole=True)
+    misfits = get_misfits(wanted, checkpoint.path, all_names=wanted)
     if misfits:
         raise CheckpointError(
             f"'{checkpoint.path}' does not fit model.flavor={flavor!r}: {'; '.join(misfits)}. "
