@@ -115,7 +115,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             if prepare := getattr(states[part], "prepare_to_load", None):
                 try:
                     prepare({key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")})
-                except ValueError as error:
+                except CheckpointError as error:
                     faults.append(str(error))
                     continue
             state_dict = states[part].state_dict()
@@ -126,7 +126,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
 
     def save_now(self, step: int) -> None:
         """Save whatever the interval, and wait until it is on disk; nothing to do if this step was just saved."""
-        if self.enable and not self.load_only and not self._should_save(step):
+        if not self._should_save(step):
             interval, self.interval = self.interval, 1
             self.save(step)
             self.interval = interval
@@ -170,13 +170,17 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             ) from error
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the newest keep_latest_k finished ones; a save that is still running does not count as one."""
+        """Delete steps before the newest keep_latest_k finished ones; a save that is still running does not count as one.
+
+        Neither do steps after it: an earlier start left them, and this one was made to load an older step, or had to.
+        """
         if self.keep_latest_k == 0 or dist.get_rank() != 0:
             return
-        finished = find_saved_steps(self.folder)
-        kept = finished[-self.keep_latest_k :]
+        current = int(self._saving_path.rpartition("-")[2])
+        finished = [step for step in find_saved_steps(self.folder) if step <= current]
+        oldest_kept = min(finished[-self.keep_latest_k :], default=0)
         for step in find_steps(self.folder):
-            if kept and step < kept[0]:
+            if step < oldest_kept:
                 self.purge_queue.put(get_path(self.folder, step))
 
 
@@ -189,8 +193,6 @@ def _explained(what: str) -> Iterator[None]:
         rank, (cause, _) = next(iter(sorted(error.failures.items())))
         reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
         raise CheckpointError(f"{what} (rank {rank}: {reason}).") from error
-    except ValueError as error:  # the data loader's, about a value that it loaded
-        raise CheckpointError(str(error)) from error
 
 
 def _raise_together(faults: list[str]) -> None:
