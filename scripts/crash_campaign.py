@@ -2,10 +2,11 @@
 
     python scripts/crash_campaign.py [--kills 20 | --at-steps 10 14] [--steps 80] [--markdown FILE] [-- FLAGS FOR BOTH RUNS]
 
-The debug model is saved every 2 steps. Each start of the run is killed at a random moment: mostly soon after training begins,
-so that steps and saves are hit, every fourth time while it starts; or as soon as a given step was logged. The victim is the launcher or one of the ranks, by chance.
-At the end loss, gradient norm, learning rate and tokens seen of every step must be those of the undisturbed run, bit for bit,
-and no start may have lost more than the steps since the last save. Exit code 1 if that does not hold.
+The debug model is saved every 2 steps. Each start of the run is killed at a random moment: mostly soon after training
+begins, so that steps and saves are hit, every fourth time while it starts; or as soon as a given step was logged. The
+victim is the launcher or one of the ranks, by chance. At the end loss, gradient norm, learning rate and tokens seen of
+every step must be those of the undisturbed run, bit for bit, and no start may have lost more than the steps since the
+last save. Exit code 1 if that does not hold.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def find_differences(folder: Path, steps: int) -> list[str]:
     return faults
 
 
-def write_table(lives: list[Life], command: str, outcome: str) -> str:
+def format_table(lives: list[Life], command: str, outcome: str) -> str:
     lines = ["| start | went on from step | reached step | killed | found unfinished |", "|---|---|---|---|---|"]
     for number, life in enumerate(lives, 1):
         place = ("-", "-") if life.resumed < 0 else (life.resumed, life.reached)
@@ -196,7 +197,7 @@ def main(argv: list[str]) -> int:
             else "all scalars of all steps equal the undisturbed run's, and no start lost more than the steps since the last save."
         )
     )
-    table = write_table(lives, shlex.join(["python", "scripts/crash_campaign.py", *argv]), outcome)
+    table = format_table(lives, shlex.join(["python", "scripts/crash_campaign.py", *argv]), outcome)
     print(table)
     if args.markdown:
         args.markdown.write_text(table)

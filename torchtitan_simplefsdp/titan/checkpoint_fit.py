@@ -16,6 +16,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader, StorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from .checkpoint_folder import DCP_FILE
+
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
 
@@ -59,7 +61,7 @@ def read_shapes(path: str | os.PathLike) -> dict[str, torch.Size | None]:
 
 
 def _get_reader(path: str | os.PathLike) -> StorageReader:
-    is_dcp = os.path.isfile(os.path.join(path, ".metadata"))
+    is_dcp = os.path.isfile(os.path.join(path, DCP_FILE))
     return FileSystemReader(path) if is_dcp else HuggingFaceStorageReader(os.fspath(path))
 
 

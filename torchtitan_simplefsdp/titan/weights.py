@@ -58,13 +58,17 @@ def build_adapter(job_config: JobConfig, model_args: TransformerModelArgs) -> St
 def validate_fit(
     wanted: Mapping[str, torch.Tensor], checkpoint: Checkpoint, adapter: StateDictAdapter, flavor: str
 ) -> None:
-    """Raise CheckpointError, in one line, unless a checkpoint holds the weights of exactly this model.
+    """Raise CheckpointError, in one line, unless a checkpoint can be read and holds the weights of exactly this model.
 
     `wanted`: all weights of the model by plain FQN; meta tensors do.
     """
     if checkpoint.format == "hf":
         wanted = adapter.to_hf(dict(wanted))
-    misfits = get_misfits(wanted, checkpoint.path, is_whole=True)
+    try:
+        misfits = get_misfits(wanted, checkpoint.path, is_whole=True)
+    except Exception as error:  # what was cut off, or is something else, raises almost anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"'{checkpoint.path}' cannot be read ({reason}). Take another one.") from error
     if misfits:
         raise CheckpointError(
             f"'{checkpoint.path}' does not fit model.flavor={flavor!r}: {'; '.join(misfits)}. "
