@@ -37,6 +37,8 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.config.job_config import Training
 
+from torchtitan_simplefsdp.stop import outlive_sigterm
+
 from .checkpoint_formats import CheckpointError
 from .datasets import MAP_STYLE_DATASETS
 from .device import is_cpu_only
@@ -89,6 +91,7 @@ class SequenceLoader(BaseDataLoader):
         if training.dataloader.num_workers > 0:
             batches = training.dataloader.prefetch_factor or 2  # None: torch's default
             self._workers["prefetch_factor"] = batches * self._local_batch  # samples are what a worker sends
+            self._workers["worker_init_fn"] = outlive_sigterm
         self._taken = 0
         self._streams = sequences
         self._positions = {stream: Position() for stream in self._get_own_streams()}

@@ -17,6 +17,8 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
 
+from torchtitan_simplefsdp.stop import outlive_sigterm
+
 from .checkpoint_formats import CheckpointError
 
 START_OVER = "To start the data over, add --checkpoint.exclude_from_loading dataloader."
@@ -31,7 +33,7 @@ def build_streamed_loader(
     dataset = HuggingFaceTextDataset(
         training.dataset, training.dataset_path, tokenizer, training.seq_len, dp_rank, dp_world_size, infinite=True
     )
-    kwargs = {**asdict(training.dataloader), "batch_size": training.local_batch_size}
+    kwargs = {**asdict(training.dataloader), "batch_size": training.local_batch_size, "worker_init_fn": outlive_sigterm}
     return StreamedLoader(dataset, dp_rank=dp_rank, dp_world_size=dp_world_size, **kwargs)
 
 
