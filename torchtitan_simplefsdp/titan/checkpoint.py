@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.tools.logging import logger
 
-from .checkpoint_fit import get_misfits
+from .checkpoint_fit import get_misfits, read_shapes
 from .checkpoint_folder import DCP_FILE, find_latest, find_saved_steps, find_steps, get_fault, get_path
 from .checkpoint_formats import CheckpointError
 from .hf_assets import write_hf_assets
@@ -100,7 +100,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             return []  # torch's reader names the missing key
         if fault := get_fault(source.path):
             return [f"{source.path} {fault}"]
-        saved = FileSystemReader(source.path).read_metadata().state_dict_metadata
+        saved = read_shapes(source.path)
         parts = [name for name, state in states.items() if isinstance(state, Stateful)]
         missing = [name for name in parts if not any(key.startswith(f"{name}.") for key in saved)]
         if missing:
@@ -120,7 +120,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
                     continue
             state_dict = states[part].state_dict()
             wanted |= {f"{part}.{name}": value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
-        misfits = get_misfits(wanted, source.path)
+        misfits = get_misfits(wanted, saved)
         hint = "Load it into the model.flavor and tokenizer that it was saved with."
         return faults + [f"{source.path} does not fit this run: {line}. {hint}" for line in misfits]
 

@@ -21,20 +21,21 @@ from .checkpoint_folder import DCP_FILE
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
 
-def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, *, is_whole: bool = False) -> list[str]:
-    """Compare names and global shapes with what is in a checkpoint, whose tensor data is not read.
+def get_misfits(
+    wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Size | None], *, is_whole: bool = False
+) -> list[str]:
+    """Compare names and global shapes with what is in a checkpoint.
 
     Args:
         wanted: by the checkpoint's keys: plain FQNs for the model, flattened ones ("optimizer.state....") for the rest.
             Meta tensors and DTensors are fine; dtypes and placements do not matter, loading converts them.
-        path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
+        saved: by the same keys, see `read_shapes`.
         is_whole: `wanted` is all there is of its kind (not one pipeline stage), so more layers in the checkpoint are a
             misfit as well.
 
     Returns:
         A line for the missing keys, one for the shapes that differ, one for the layers too many; none if all fits.
     """
-    saved = read_shapes(path)
     missing = [name for name in wanted if name not in saved]
     reshaped = [name for name, tensor in wanted.items() if name in saved and saved[name] != tensor.shape]
     misfits = []
@@ -52,7 +53,11 @@ def get_misfits(wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, *, 
 
 
 def read_shapes(path: str | os.PathLike) -> dict[str, torch.Size | None]:
-    """Return the global shape of everything in a checkpoint by its key; None for what is not a tensor."""
+    """Return the global shape of everything in a checkpoint by its key; None for what is not a tensor. Reads no tensor.
+
+    Args:
+        path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
+    """
     if os.path.isfile(path):
         saved = torch.load(path, mmap=True, weights_only=True)
         return {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in saved.items()}

@@ -22,7 +22,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.protocols.train_spec import get_train_spec
 from torchtitan.tools.utils import set_default_dtype
 
-from .checkpoint_fit import get_misfits
+from .checkpoint_fit import get_misfits, read_shapes
 from .checkpoint_formats import Checkpoint, CheckpointError
 
 NO_DIST_WARNING = "torch.distributed is disabled, unavailable or uninitialized"
@@ -65,7 +65,7 @@ def validate_fit(
     if checkpoint.format == "hf":
         wanted = adapter.to_hf(dict(wanted))
     try:
-        misfits = get_misfits(wanted, checkpoint.path, is_whole=True)
+        misfits = get_misfits(wanted, read_shapes(checkpoint.path), is_whole=True)
     except Exception as error:  # what was cut off, or is something else, raises almost anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(f"'{checkpoint.path}' cannot be read ({reason}). Take another one.") from error
