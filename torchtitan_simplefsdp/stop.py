@@ -10,6 +10,7 @@ Not here: what is saved (titan/trainer.py); Ctrl-C, which ends a run at once.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -37,10 +38,11 @@ def outlive_sigterm(worker: int) -> None:
 
     Any other would end the worker, and the rank with an error before it has saved.
     """
+    rank = multiprocessing.parent_process().pid  # not os.getppid(), which may be multiprocessing's fork server
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
             pass
         os._exit(0)
 
