@@ -2,10 +2,11 @@
 
     python scripts/crash_campaign.py [--kills 20 | --at-steps 10 14] [--steps 80] [--markdown FILE] [-- FLAGS FOR BOTH RUNS]
 
-The debug model is saved every 2 steps. Each start of the run is killed at a random moment: in turn while it trains or saves,
-while it saves, again while it trains or saves, and while it starts; or as soon as a given step was logged. The victim is the launcher or one of the ranks, by chance.
-At the end loss, gradient norm, learning rate and tokens seen of every step must be those of the undisturbed run, bit for bit,
-and no start may have lost more than the steps since the last save. Exit code 1 if that does not hold.
+The debug model is saved every 2 steps. Each start of the run is killed at a random moment: in turn while it trains or
+saves, while it saves, again while it trains or saves, and while it starts; or as soon as a given step was logged. The
+victim is the launcher or one of the ranks, by chance. At the end loss, gradient norm, learning rate and tokens seen of
+every step must be those of the undisturbed run, bit for bit, and no start may have lost more than the steps since the
+last save. Exit code 1 if that does not hold.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def find_differences(folder: Path, steps: int) -> list[str]:
     return faults
 
 
-def write_table(lives: list[Life], command: str, outcome: str) -> str:
+def format_table(lives: list[Life], command: str, outcome: str) -> str:
     lines = ["| start | went on from step | reached step | killed | found unfinished |", "|---|---|---|---|---|"]
     for number, life in enumerate(lives, 1):
         place = ("-", "-") if life.resumed < 0 else (life.resumed, life.reached)
@@ -192,7 +193,7 @@ def main(argv: list[str]) -> int:
         else:
             moments = draw_moments(args.kills, chance, startup, period)
         lives = run_disturbed(folder, flags, moments, chance)
-        is_async = any(flag.startswith("async") for flag in args.flags)
+        is_async = "async_mode" in " ".join(args.flags)
         faults = find_losses(lives, is_async) + find_differences(folder, args.steps)
     outcome = (
         f"{len(moments)} kills, {args.steps} steps: " + (
@@ -202,7 +203,8 @@ def main(argv: list[str]) -> int:
         )
     )
     processes = f"NGPU={os.environ['NGPU']} " if "NGPU" in os.environ else ""
-    table = write_table(lives, processes + shlex.join(["python", "scripts/crash_campaign.py", *argv]), outcome)
+    command = processes + shlex.join(["python", "scripts/crash_campaign.py", *argv])
+    table = format_table(lives, command, outcome)
     print(table)
     if args.markdown:
         with args.markdown.open("a") as file:

@@ -18,7 +18,7 @@ from torchtitan_simplefsdp.launch import EXIT_CONFIG_ERROR, exit_with_explanatio
 from torchtitan_simplefsdp.launch_args import build_module_args, LaunchError
 from torchtitan_simplefsdp.rank import end_with_launcher
 
-PARALLELISM = "--parallelism.tensor_parallel_degree"
+TP_FLAG = "--parallelism.tensor_parallel_degree"
 
 
 def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, overrides: list[str], world_size: int) -> None
     register()
     config = ["--config", args.config] if args.config else []
     try:
-        module_args = build_module_args([*config, *overrides, PARALLELISM, str(world_size)], os.environ)
+        module_args = build_module_args([*config, *overrides, TP_FLAG, str(world_size)], os.environ)
         job_config = parse_job_config(module_args, world_size, model_only=True)
         sampling = Sampling(args.max_new_tokens, args.temperature, args.top_k, args.seed)
         completions = generate(job_config, find_checkpoint(args.checkpoint), args.prompt, sampling)

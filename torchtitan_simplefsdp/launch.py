@@ -4,8 +4,9 @@ Python rather than shell, so that arguments stay a list from the command line to
 arrives as it was typed. torchrun runs inside this process: that saves importing torch twice, and a configuration fault,
 which every rank finds, is printed once and bare instead of under torchrun's report.
 
-Not here: how a SIGTERM reaches the ranks (stop.py), the variables that decide how many processes run where (launch_args.py), the choice of the Python environment
-(scripts/setup_env.sh), and the check of the configuration (titan/config/check.py, in the ranks; --help is there, too).
+Not here: how a SIGTERM reaches the ranks (stop.py), the variables that decide how many processes run where
+(launch_args.py), the choice of the Python environment (scripts/setup_env.sh), and the check of the configuration
+(titan/config/check.py, in the ranks; --help is there, too).
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 torchrun would pass a SIGTERM on as well, but kill the ranks 30 seconds later, saved or not. How much time there is the
 scheduler knows; so the launcher waits for the ranks, which end after the step they are at. Schedulers that signal every
-process themselves are served too: a rank does not mind a second SIGTERM.
+process themselves are served too: a rank does not mind a second SIGTERM, and its data loader workers leave it to the rank.
 
 Not here: what is saved (titan/trainer.py); Ctrl-C, which ends a run at once.
 """
@@ -10,8 +10,10 @@ Not here: what is saved (titan/trainer.py); Ctrl-C, which ends a run at once.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -29,6 +31,22 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = True
+
+
+def outlive_sigterm(worker: int) -> None:
+    """In a data loader worker, end at the rank's SIGTERM only; a `worker_init_fn` of torch's DataLoader.
+
+    Any other would end the worker, and the rank with an error before it has saved.
+    """
+    rank = multiprocessing.parent_process().pid  # not os.getppid(), which may be multiprocessing's fork server
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextlib.contextmanager

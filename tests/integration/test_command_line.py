@@ -84,19 +84,6 @@ def test_a_dry_run_of_many_ranks_needs_one_process(tmp_path, mode, ngpu):
     assert "step:  1" in result.stdout
 
 
-def test_a_checkpointed_run_goes_on_where_it_stopped(tmp_path):
-    flags = ["--checkpoint.enable", "--checkpoint.interval", "2", "--training.seq_len", "64"]
-    flags += ["--lr_scheduler.total_steps", "4"]
-    first = run_train(2, *flags, "--training.steps", "2", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    second = run_train(2, *flags, "--training.steps", "4", "--metrics.save_tb_folder", "tb2", cwd=tmp_path)
-    assert second.returncode == 0, second.stderr
-    whole = run_train(2, *flags, "--training.steps", "4", "--job.dump_folder", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    resumed = read_scalars(tmp_path / "outputs" / "tb2")[LOSS]
-    assert resumed[-1] == read_scalars(tmp_path / "whole" / "tb")[LOSS][-1]
-
-
 def test_validation_runs_on_the_embedded_text(tmp_path):
     flags = ["--validation.enable", "--validation.dataset", "pydoc", "--validation.steps", "2", "--validation.freq", "2"]
     flags += ["--validation.seq_len", "64", "--validation.local_batch_size", "2"]

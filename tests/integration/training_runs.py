@@ -62,5 +62,4 @@ class Runs:
 
 def read_scalars(folder: Path) -> dict[str, list[float]]:
     (event_file,) = find_event_files(folder)  # one writer
-    events = read_events(event_file)
-    return {tag: [event.value for event in events[metric]] for metric, tag in METRICS.items()}
+    return {tag: [e.value for e in events] for tag, events in read_events(event_file, METRICS.values()).items()}

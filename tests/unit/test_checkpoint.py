@@ -159,9 +159,21 @@ def test_saves_that_never_finished_do_not_count_as_kept(saved, manager, kept):
     run = Run(saved, manager=manager, keep_latest_k=2)
     for step in (8, 10):  # one was interrupted, one is still running
         os.mkdir(get_path(str(saved), step))
+    run.manager._saving_path = get_path(str(saved), 10)
     run.manager._purge_stale_checkpoints()
     run.manager.close()
     assert find_saved_steps(str(saved)) == kept
+
+
+def test_newer_steps_that_cannot_be_loaded_do_not_cost_the_good_ones(saved):
+    Run(saved).save(8)
+    for step in (6, 8):
+        cut_off(saved, step)
+    run = Run(saved, keep_latest_k=2)
+    assert run.manager.load() and run.get() == {4.0}
+    run.save(5)
+    run.manager.close()
+    assert find_saved_steps(str(saved)) == [4, 5, 6, 8]
 
 
 def test_only_the_newest_steps_are_kept_and_leftovers_before_them_are_removed(tmp_path):

@@ -93,7 +93,7 @@ def test_a_dtype_is_what_every_weight_is_rounded_to(saved, config, tmp_path, to,
 def test_large_models_become_several_files_with_an_index(saved, config, tmp_path, monkeypatch):
     source, weights = saved
     embedding_bytes = weights["tok_embeddings.weight"].nbytes
-    monkeypatch.setattr(convert_module.write_safetensors, "__defaults__", (embedding_bytes,))
+    monkeypatch.setattr(convert_module, "FILE_BYTES", embedding_bytes)
     convert(config, source, tmp_path / "out", "hf", None)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert [file.name for file in files] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -159,6 +159,17 @@ def test_another_flavor_does_not_fit(saved, config, tmp_path, flavor, complaints
         convert(config, saved[0], tmp_path / "out.pt", "pt", None)
     assert all(complaint in str(error.value) for complaint in complaints), error.value
     assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("to, name, file", [("pt", "out.pt", "."), ("hf", "out", "model.safetensors")])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"x" * 100], ids=["cut off", "other"])
+def test_a_file_that_cannot_be_read_is_one_line(saved, config, tmp_path, to, name, file, damage):
+    convert(config, saved[0], tmp_path / name, to, None)
+    path = tmp_path / name / file
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match="cannot be read") as error:
+        convert(config, find_checkpoint(tmp_path / name), tmp_path / "next", "dcp", None)
+    assert "\n" not in str(error.value) and not (tmp_path / "next").exists()
 
 
 def test_an_unfinished_latest_checkpoint_is_passed_over(saved, tmp_path):

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from test_datasets import get_windows
 from torchtitan_simplefsdp.titan import dataloader
+from torchtitan_simplefsdp.titan.checkpoint_formats import CheckpointError
 
 from numbered_corpus import build, get_sequences, make_lengths, set_corpus
 
@@ -186,13 +187,13 @@ def test_another_corpus_is_refused(monkeypatch):
     state = merge_states(build_ranks((1, 4, 4)))
     set_corpus(monkeypatch, LENGTHS[:20])
     message = "position is in a corpus of 23 documents, this run's has 20.*--checkpoint.exclude_from_loading dataloader"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         hand_over(state, build_ranks((1, 4, 4)))
 
 
 def test_a_checkpoint_without_a_position_of_numbered_documents_is_refused():
     loader = build(0, 1, 4, 4, SEQ_LEN)
-    with pytest.raises(ValueError, match="holds no data position.*--checkpoint.exclude_from_loading dataloader"):
+    with pytest.raises(CheckpointError, match="holds no data position.*--checkpoint.exclude_from_loading dataloader"):
         loader.prepare_to_load(set())
-    with pytest.raises(ValueError, match="torchtitan's own loader, dealt to 3 data-parallel.*exclude_from_loading"):
+    with pytest.raises(CheckpointError, match="torchtitan's own loader, dealt to 3 data-parallel.*exclude_from_loading"):
         loader.prepare_to_load({"dp_rank_0", "dp_rank_1", "dp_rank_2", "world_size"})

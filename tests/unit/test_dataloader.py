@@ -1,6 +1,8 @@
 """The training data loader: global batches do not depend on the layout. Oracle: windows dealt on plain lists."""
 
 import itertools
+import multiprocessing
+import subprocess
 
 import pytest
 import torch
@@ -84,6 +86,19 @@ def test_prefetch_factor_counts_batches_of_a_worker(path, prefetch_factor, sampl
     loader = build(path, 0, 2, local_batch=4, num_workers=2, prefetch_factor=prefetch_factor)
     next(iter(loader))
     assert (seen["num_workers"], seen["prefetch_factor"]) == (2, samples)
+
+
+def test_a_worker_outlives_a_sigterm_that_is_not_its_ranks(path):
+    expected = get_windows(itertools.islice(build(path, 1, 2, local_batch=1), 20))
+    iterator = iter(build(path, 1, 2, local_batch=1, num_workers=1))
+    batches = [next(iterator)]
+    (worker,) = multiprocessing.active_children()
+    subprocess.run(["kill", str(worker.pid)], check=True)
+    batches += itertools.islice(iterator, 19)  # more than were sent ahead
+    assert get_windows(batches) == expected
+    worker.terminate()
+    worker.join(timeout=10)
+    assert worker.exitcode == 0
 
 
 def test_fewer_documents_than_sequences_are_refused(path):

@@ -9,6 +9,7 @@ from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS
 
 from test_datasets import get_windows
+from torchtitan_simplefsdp.titan.checkpoint_formats import CheckpointError
 from torchtitan_simplefsdp.titan.dataloader import build_dataloader
 
 from numbered_corpus import make_lengths, NumberTokenizer
@@ -47,19 +48,19 @@ def test_the_same_ranks_continue():
 
 def test_another_degree_is_refused_with_both_degrees_and_the_way_out():
     message = "'c4' .* dealt to 2 data-parallel ranks; this run has 4. Resume with 2. .*exclude_from_loading dataloader"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         build(rank=3, degree=4).prepare_to_load(get_names(build(0), build(1)))
 
 
 def test_another_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="num_workers=0; this run has 1. Resume with 0. .*exclude_from_loading"):
+    with pytest.raises(CheckpointError, match="num_workers=0; this run has 1. Resume with 0. .*exclude_from_loading"):
         build(num_workers=1).load_state_dict(build().state_dict())
-    with pytest.raises(ValueError, match="num_workers=1; this run has 0. Resume with 1. .*exclude_from_loading"):
+    with pytest.raises(CheckpointError, match="num_workers=1; this run has 0. Resume with 1. .*exclude_from_loading"):
         build().load_state_dict(build(num_workers=1).state_dict())
 
 
 def test_a_checkpoint_without_a_position_of_this_loader_is_refused():
-    with pytest.raises(ValueError, match="holds no data position"):
+    with pytest.raises(CheckpointError, match="holds no data position"):
         build().prepare_to_load(set())
-    with pytest.raises(ValueError, match="position is in numbered documents, and dataset 'c4'.*exclude_from_loading"):
+    with pytest.raises(CheckpointError, match="position is in numbered documents, and dataset 'c4'.*exclude_from_loading"):
         build().prepare_to_load({"sequences_taken", "documents", "streams", "stream_0", "stream_1"})

@@ -18,13 +18,13 @@ Scalars = dict[str, dict[int, float]]
 
 def read_scalars(folder: Path) -> Scalars:
     """Read all event files below `folder`; of a step that a resumed run did twice, the later value counts."""
-    events = {metric: [] for metric in METRICS}
+    events = {tag: [] for tag in METRICS.values()}
     for file in find_event_files(folder):
-        for metric, found in read_events(file).items():
-            events[metric] += found
+        for tag, found in read_events(file, METRICS.values()).items():
+            events[tag] += found
     return {
-        metric: dict(sorted({e.step: e.value for e in sorted(found, key=lambda e: e.wall_time)}.items()))
-        for metric, found in events.items()
+        metric: dict(sorted({e.step: e.value for e in sorted(events[tag], key=lambda e: e.wall_time)}.items()))
+        for metric, tag in METRICS.items()
     }
 
 
@@ -33,22 +33,19 @@ def find_event_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("events.out.tfevents.*"))
 
 
-def read_events(file: Path) -> dict[str, list[ScalarEvent]]:
-    """Read the events of one file, in the order of writing, of those METRICS that it has."""
+def read_events(file: Path, tags: Iterable[str]) -> dict[str, list[ScalarEvent]]:
+    """Read the events of one file, in the order of writing, of those TensorBoard tags that it has."""
     accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})  # 0: all; the default is a sample
     accumulator.Reload()
-    tags = accumulator.Tags()["scalars"]
-    return {metric: accumulator.Scalars(tag) for metric, tag in METRICS.items() if tag in tags}
+    return {tag: accumulator.Scalars(tag) for tag in tags if tag in accumulator.Tags()["scalars"]}
 
 
 def read_all_scalars(folder: Path, tags: Iterable[str]) -> dict[str, dict[int, list[float]]]:
     """Read scalars by TensorBoard tag and step, from all event files below `folder`, each value that a step was given."""
     values: dict[str, dict[int, list[float]]] = {tag: defaultdict(list) for tag in tags}
     for file in find_event_files(folder):
-        accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0})
-        accumulator.Reload()
-        for tag in set(tags) & set(accumulator.Tags()["scalars"]):
-            for event in accumulator.Scalars(tag):
+        for tag, events in read_events(file, values).items():
+            for event in events:
                 values[tag][event.step].append(event.value)
     return values
 

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import GarbageCollection
 
-from .checkpoint_fit import get_misfits
+from .checkpoint_fit import get_misfits, read_shapes
 from .checkpoint_folder import DCP_FILE, find_latest, find_saved_steps, find_steps, get_fault, get_path
 from .checkpoint_formats import CheckpointError
 from .hf_assets import write_hf_assets
@@ -56,24 +57,40 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
         begin = time.monotonic()
         with torch.no_grad(), _explained(f"loading {source.path} failed"):
             states = self._states_to_load(source.model_only)
-            _raise_together(self._get_misfits(states, source))
+            self._validate_fit(states, source)
             self.dcp_load(
                 states, source.path, from_hf=source.in_hf, from_quantized=source.in_hf and self.initial_load_in_hf_quantized
             )
+        GarbageCollection.collect("GC collection for checkpoint loading.")
         logger.info(f"Finished loading the checkpoint in {time.monotonic() - begin:.2f} seconds.")
         return True
 
     def _choose_source(self, step: int) -> Source | None:
-        """Let rank 0 look, so that all ranks load the same even while a shared disk shows them different things."""
+        """Let rank 0 look, so that all ranks load the same even while a shared disk shows them different things.
+
+        Raises: CheckpointError, if there is nothing to load where there has to be.
+        """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
-            found = [find_latest(self.folder) if step == -1 else self._find_step(step)]
+            try:
+                found = [self._look_for_source(step)]
+            except CheckpointError as error:
+                found = [error]
         dist.broadcast_object_list(found, src=0)
-        latest, skipped = found[0]
-        for line in skipped:
-            logger.warning(f"Checkpoint skipped: {line}.")
-        if step != -1 and latest is None:
-            raise CheckpointError(f"checkpoint.load_step={step}: {skipped[0]}. Set it to another step, or to -1 for the latest.")
+        if isinstance(found[0], CheckpointError):
+            raise found[0]
+        return found[0]
+
+    def _look_for_source(self, step: int) -> Source | None:
+        latest = step
+        if step == -1:
+            latest, skipped = find_latest(self.folder)
+            for line in skipped:
+                logger.warning(f"Checkpoint skipped: {line}.")
+        elif fault := get_fault(get_path(self.folder, step)):
+            raise CheckpointError(
+                f"checkpoint.load_step={step}: {get_path(self.folder, step)} {fault}. Set it to another step, or to -1 for the latest."
+            )
         if latest is not None:
             path = get_path(self.folder, latest)
             if not os.path.isfile(os.path.join(path, DCP_FILE)):
@@ -84,50 +101,51 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
                     "another checkpoint.folder."
                 )
             return Source(path, model_only=latest == 0, in_hf=False)
-        if self.initial_load_path or self.initial_load_in_hf:
-            path = self.initial_load_path or self.sd_adapter.hf_assets_path
-            return Source(path, self.initial_load_model_only, self.initial_load_in_hf)
-        return None
+        if not (self.initial_load_path or self.initial_load_in_hf):
+            return None
+        path = self.initial_load_path or self.sd_adapter.hf_assets_path
+        if not self.initial_load_in_hf and (fault := get_fault(path)):
+            raise CheckpointError(f"checkpoint.initial_load_path={path!r} {fault}. Set it to another checkpoint.")
+        return Source(path, self.initial_load_model_only, self.initial_load_in_hf)
 
-    def _find_step(self, step: int) -> tuple[int | None, list[str]]:
-        path = get_path(self.folder, step)
-        fault = get_fault(path) if os.path.isdir(path) else "does not exist"
-        return (step, []) if fault is None else (None, [f"{path} {fault}"])
-
-    def _get_misfits(self, states: dict[str, Any], source: Source) -> list[str]:
-        """Return why this rank cannot load `states`; tell those who ask what the checkpoint holds."""
+    def _validate_fit(self, states: dict[str, Any], source: Source) -> None:
+        """Raise on every rank if any has a fault: alone, it would leave the others waiting."""
+        model = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
         if source.in_hf:
-            return []  # torch's reader names the missing key
-        wanted = {name: state for name, state in states.items() if isinstance(state, torch.Tensor)}
-        all_names = set(_gather(list(wanted)))  # each pipeline stage has its own
-        if fault := get_fault(source.path):
-            return [f"{source.path} {fault}"]
-        saved = FileSystemReader(source.path).read_metadata().state_dict_metadata
+            model = self.sd_adapter.to_hf(model)
+        all_names = set(_gather(list(model)))  # each pipeline stage has its own
+        try:
+            faults = self._get_misfits(states, model, all_names, source.path)
+        except CheckpointError as error:
+            faults = [str(error)]
+        if distinct := list(dict.fromkeys(_gather(faults))):
+            raise CheckpointError("\n".join(distinct))
+
+    def _get_misfits(
+        self, states: dict[str, Any], model: dict[str, torch.Tensor], all_names: set[str], path: str
+    ) -> list[str]:
+        """Return why this rank cannot load `states`; tell those who ask what the checkpoint holds."""
+        saved = read_shapes(path)
         parts = [name for name, state in states.items() if isinstance(state, Stateful)]
         missing = [name for name in parts if not any(key.startswith(f"{name}.") for key in saved)]
         if missing:
             return [
-                f"{source.path} holds no {', '.join(missing)}: it is not a checkpoint to go on from. To start a run from its weights, "
+                f"{path} holds no {', '.join(missing)}: it is not a checkpoint to go on from. To start a run from its weights, "
                 "pass it as --checkpoint.initial_load_path with --checkpoint.initial_load_model_only and another "
                 f"checkpoint.folder; to load what is there, pass --checkpoint.exclude_from_loading {','.join(missing)}."
             ]
-        faults = []
+        wanted = dict(model)
         for part in parts:
             if prepare := getattr(states[part], "prepare_to_load", None):
-                try:
-                    prepare({key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")})
-                except ValueError as error:
-                    faults.append(str(error))
-                    continue
+                prepare({key.removeprefix(f"{part}.") for key in saved if key.startswith(f"{part}.")})
             state_dict = states[part].state_dict()
             wanted |= {f"{part}.{name}": value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
-        misfits = get_misfits(wanted, source.path, all_names)
         hint = "Load it into the model.flavor and tokenizer that it was saved with."
-        return faults + [f"{source.path} does not fit this run: {line}. {hint}" for line in misfits]
+        return [f"{path} does not fit this run: {line}. {hint}" for line in get_misfits(wanted, saved, all_names)]
 
     def save_now(self, step: int) -> None:
         """Save whatever the interval, and wait until it is on disk; nothing to do if this step was just saved."""
-        if self.enable and not self.load_only and not self._should_save(step):
+        if not self._should_save(step):
             interval, self.interval = self.interval, 1
             self.save(step)
             self.interval = interval
@@ -145,7 +163,14 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             result = super().dcp_save(state_dict, checkpoint_id, *args, **kwargs)
         if kwargs.get("to_hf") and dist.get_rank() == 0:
             shutil.rmtree(os.path.join(checkpoint_id, "sharded"), ignore_errors=True)  # the ranks' parts of the same weights
-            write_hf_assets(checkpoint_id, self.sd_adapter.model_args, self.sd_adapter.hf_assets_path, self.export_dtype)
+            adapter = self.sd_adapter
+            try:
+                write_hf_assets(checkpoint_id, adapter.model_args, adapter.hf_assets_path, self.export_dtype)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{checkpoint_id} has all weights, but what transformers needs beside them could not be written ({error}). "
+                    "Mend the cause, then scripts/convert_checkpoint.py makes a complete folder of it."
+                ) from error
         return result
 
     def _async_wait(self) -> None:
@@ -171,13 +196,17 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             ) from error
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the newest keep_latest_k finished ones; a save that is still running does not count as one."""
+        """Delete steps before the newest keep_latest_k finished ones; a save that is still running does not count as one.
+
+        Neither do steps after it: an earlier start left them, and this one was made to load an older step, or had to.
+        """
         if self.keep_latest_k == 0 or dist.get_rank() != 0:
             return
-        finished = find_saved_steps(self.folder)
-        kept = finished[-self.keep_latest_k :]
+        current = int(self._saving_path.rpartition("-")[2])
+        finished = [step for step in find_saved_steps(self.folder) if step <= current]
+        oldest_kept = min(finished[-self.keep_latest_k :], default=0)
         for step in find_steps(self.folder):
-            if kept and step < kept[0]:
+            if step < oldest_kept:
                 self.purge_queue.put(get_path(self.folder, step))
 
 
@@ -190,14 +219,6 @@ def _explained(what: str) -> Iterator[None]:
         rank, (cause, _) = next(iter(sorted(error.failures.items())))
         reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
         raise CheckpointError(f"{what} (rank {rank}: {reason}).") from error
-    except ValueError as error:  # the data loader's, about a value that it loaded
-        raise CheckpointError(str(error)) from error
-
-
-def _raise_together(faults: list[str]) -> None:
-    """Raise on every rank if any rank has a fault: alone, it would leave the others waiting."""
-    if distinct := list(dict.fromkeys(_gather(faults))):
-        raise CheckpointError("\n".join(distinct))
 
 
 def _gather(lines: list[str]) -> list[str]:

@@ -16,24 +16,26 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader, StorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from .checkpoint_folder import DCP_FILE
+from .checkpoint_formats import CheckpointError
+
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
 
 def get_misfits(
-    wanted: Mapping[str, torch.Tensor], path: str | os.PathLike, all_names: Collection[str] = ()
+    wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Size | None], all_names: Collection[str] = ()
 ) -> list[str]:
-    """Compare names and global shapes with what is in a checkpoint, whose tensor data is not read.
+    """Compare names and global shapes with what is in a checkpoint.
 
     Args:
         wanted: by the checkpoint's keys: plain FQNs for the model, flattened ones ("optimizer.state....") for the rest.
             Meta tensors and DTensors are fine; dtypes and placements do not matter, loading converts them.
-        path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
+        saved: by the same keys, see `read_shapes`.
         all_names: what all pipeline stages want together; more layers than these in the checkpoint are a misfit as well.
 
     Returns:
         A line for the missing keys, one for the shapes that differ, one for the layers too many; none if all fits.
     """
-    saved = read_shapes(path)
     missing = [name for name in wanted if name not in saved]
     reshaped = [name for name, tensor in wanted.items() if name in saved and saved[name] != tensor.shape]
     misfits = []
@@ -50,16 +52,27 @@ def get_misfits(
 
 
 def read_shapes(path: str | os.PathLike) -> dict[str, torch.Size | None]:
-    """Return the global shape of everything in a checkpoint by its key; None for what is not a tensor."""
-    if os.path.isfile(path):
-        saved = torch.load(path, mmap=True, weights_only=True)
-        return {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in saved.items()}
-    saved = _get_reader(path).read_metadata().state_dict_metadata
+    """Return the global shape of everything in a checkpoint by its key; None for what is not a tensor. Reads no tensor.
+
+    Args:
+        path: one step's DCP folder; a folder with Hugging Face's .safetensors files and their names; a .pt file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        if os.path.isfile(path):
+            saved = torch.load(path, mmap=True, weights_only=True)
+            return {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in saved.items()}
+        saved = _get_reader(path).read_metadata().state_dict_metadata
+    except Exception as error:  # what was cut off, or is something else, raises almost anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"'{path}' cannot be read ({reason}). Take another one.") from error
     return {name: entry.size if isinstance(entry, TensorStorageMetadata) else None for name, entry in saved.items()}
 
 
 def _get_reader(path: str | os.PathLike) -> StorageReader:
-    is_dcp = os.path.isfile(os.path.join(path, ".metadata"))
+    is_dcp = os.path.isfile(os.path.join(path, DCP_FILE))
     return FileSystemReader(path) if is_dcp else HuggingFaceStorageReader(os.fspath(path))
 
 

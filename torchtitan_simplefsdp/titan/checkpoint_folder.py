@@ -53,6 +53,8 @@ def get_fault(path: str) -> str | None:
 
     Weights in Hugging Face's format are whole, though no run can go on from them.
     """
+    if not os.path.isdir(path):
+        return "does not exist"
     if not os.path.isfile(os.path.join(path, DCP_FILE)):
         return None if os.path.isfile(os.path.join(path, HF_FILE)) else f"was not finished (no {DCP_FILE})"
     try:

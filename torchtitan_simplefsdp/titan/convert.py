@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.config import JobConfig
 
+from .checkpoint_folder import HF_FILE
 from .checkpoint_formats import Checkpoint, CheckpointError, Format, PT_SUFFIXES
 from .hf_assets import write_hf_assets
 from .weights import build_adapter, build_meta_model, get_model_args, validate_fit, WeightReader
@@ -55,9 +57,9 @@ def convert(job_config: JobConfig, source: Checkpoint, target: Path, to: Format,
         return reader.read(name).to(wanted[name].dtype)
 
     partial = target.with_name(f".{target.name}.partial")
-    remove(partial)  # of an earlier conversion that was killed
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        remove(partial)  # of an earlier conversion that was killed
+        target.parent.mkdir(parents=True, exist_ok=True)
         if to == "pt":
             torch.save({name: read(name) for name in wanted}, partial)
         elif to == "dcp":
@@ -70,6 +72,11 @@ def convert(job_config: JobConfig, source: Checkpoint, target: Path, to: Format,
         if target.exists():
             raise CheckpointError(f"'{target}' has been made by another process. Nothing is written.")
         os.rename(partial, target)
+    except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:  # what a full disk looks like
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(
+            f"writing '{target}' failed ({reason}). Nothing of it is left. Is there room, and may you write there?"
+        ) from error
     finally:
         remove(partial)
 
@@ -105,13 +112,12 @@ def write_safetensors(
     wanted: Mapping[str, torch.Tensor],
     read: Read,
     to_hf: Callable[[dict[str, Any]], dict[str, Any]],
-    file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write .safetensors files of at most `file_bytes` (or one weight) each, with an index if there are several."""
+    """Write .safetensors files of at most FILE_BYTES (or one weight) each, with an index if there are several."""
     files: list[list[str]] = [[]]
     size = 0
     for name, tensor in wanted.items():
-        if files[-1] and size + tensor.nbytes > file_bytes:
+        if files[-1] and size + tensor.nbytes > FILE_BYTES:
             files.append([])
             size = 0
         files[-1].append(name)
@@ -127,4 +133,4 @@ def write_safetensors(
     if len(files) > 1:
         total_size = sum(tensor.nbytes for tensor in wanted.values())
         index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (folder / HF_FILE).write_text(json.dumps(index, indent=2) + "\n")

@@ -37,6 +37,9 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.config.job_config import Training
 
+from torchtitan_simplefsdp.stop import outlive_sigterm
+
+from .checkpoint_formats import CheckpointError
 from .datasets import MAP_STYLE_DATASETS
 from .device import is_cpu_only
 from .streamed import build_streamed_loader, count_ranks, NO_POSITION, START_OVER
@@ -88,6 +91,7 @@ class SequenceLoader(BaseDataLoader):
         if training.dataloader.num_workers > 0:
             batches = training.dataloader.prefetch_factor or 2  # None: torch's default
             self._workers["prefetch_factor"] = batches * self._local_batch  # samples are what a worker sends
+            self._workers["worker_init_fn"] = outlive_sigterm
         self._taken = 0
         self._streams = sequences
         self._positions = {stream: Position() for stream in self._get_own_streams()}
@@ -124,12 +128,12 @@ class SequenceLoader(BaseDataLoader):
             saved: the keys that the checkpoint holds for the data loader.
 
         Raises:
-            ValueError: there is no position, or it is one of torchtitan's own loader.
+            CheckpointError: there is no position, or it is one of torchtitan's own loader.
         """
         if not saved:
-            raise ValueError(NO_POSITION)
+            raise CheckpointError(NO_POSITION)
         if "sequences_taken" not in saved:
-            raise ValueError(
+            raise CheckpointError(
                 f"data loader: the checkpoint's data position is that of torchtitan's own loader, dealt to "
                 f"{count_ranks(saved)} data-parallel ranks, and cannot be continued here. {START_OVER}"
             )
@@ -140,7 +144,7 @@ class SequenceLoader(BaseDataLoader):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a position, at any data-parallel degree and batch size."""
         if state_dict["documents"] != len(self._corpus):
-            raise ValueError(
+            raise CheckpointError(
                 f"data loader: the checkpoint's data position is in a corpus of {state_dict['documents']} documents, "
                 f"this run's has {len(self._corpus)}. Train on the same training.dataset and dataset_path. {START_OVER}"
             )

@@ -17,6 +17,10 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import JobConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
 
+from torchtitan_simplefsdp.stop import outlive_sigterm
+
+from .checkpoint_formats import CheckpointError
+
 START_OVER = "To start the data over, add --checkpoint.exclude_from_loading dataloader."
 NO_POSITION = f"data loader: the checkpoint holds no data position (a model alone?). {START_OVER}"
 
@@ -29,7 +33,7 @@ def build_streamed_loader(
     dataset = HuggingFaceTextDataset(
         training.dataset, training.dataset_path, tokenizer, training.seq_len, dp_rank, dp_world_size, infinite=True
     )
-    kwargs = {**asdict(training.dataloader), "batch_size": training.local_batch_size}
+    kwargs = {**asdict(training.dataloader), "batch_size": training.local_batch_size, "worker_init_fn": outlive_sigterm}
     return StreamedLoader(dataset, dp_rank=dp_rank, dp_world_size=dp_world_size, **kwargs)
 
 
@@ -44,16 +48,16 @@ class StreamedLoader(ParallelAwareDataloader):
     def prepare_to_load(self, saved: set[str]) -> None:
         """Raise if a checkpoint with these keys for the data loader cannot be continued; see SequenceLoader's."""
         if not saved:
-            raise ValueError(NO_POSITION)
+            raise CheckpointError(NO_POSITION)
         name = self.dataset.dataset_name
         ranks = count_ranks(saved)
         if ranks == 0:
-            raise ValueError(
+            raise CheckpointError(
                 f"data loader: the checkpoint's data position is in numbered documents, and dataset {name!r} is read "
                 f"by torchtitan's own loader. {START_OVER}"
             )
         if ranks != self.dp_world_size:
-            raise ValueError(
+            raise CheckpointError(
                 f"data loader: dataset {name!r} cannot seek, and its position was dealt to {ranks} data-parallel "
                 f"ranks; this run has {self.dp_world_size}. Resume with {ranks}. {START_OVER}"
             )
@@ -64,7 +68,7 @@ class StreamedLoader(ParallelAwareDataloader):
         # torchdata's state has snapshots of the workers, if there are any.
         workers = position["_snapshot"]["_main_snapshot"]["_num_workers"] if "_snapshot" in position else 0
         if workers != self.num_workers:
-            raise ValueError(
+            raise CheckpointError(
                 f"data loader: dataset {self.dataset.dataset_name!r} cannot seek, and its position was saved with "
                 f"training.dataloader.num_workers={workers}; this run has {self.num_workers}. Resume with {workers}. "
                 f"{START_OVER}"

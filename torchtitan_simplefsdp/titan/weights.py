@@ -22,7 +22,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.protocols.train_spec import get_train_spec
 from torchtitan.tools.utils import set_default_dtype
 
-from .checkpoint_fit import get_misfits
+from .checkpoint_fit import get_misfits, read_shapes
 from .checkpoint_formats import Checkpoint, CheckpointError
 
 NO_DIST_WARNING = "torch.distributed is disabled, unavailable or uninitialized"
@@ -58,13 +58,13 @@ def build_adapter(job_config: JobConfig, model_args: TransformerModelArgs) -> St
 def validate_fit(
     wanted: Mapping[str, torch.Tensor], checkpoint: Checkpoint, adapter: StateDictAdapter, flavor: str
 ) -> None:
-    """Raise CheckpointError, in one line, unless a checkpoint holds the weights of exactly this model.
+    """Raise CheckpointError, in one line, unless a checkpoint can be read and holds the weights of exactly this model.
 
     `wanted`: all weights of the model by plain FQN; meta tensors do.
     """
     if checkpoint.format == "hf":
         wanted = adapter.to_hf(dict(wanted))
-    misfits = get_misfits(wanted, checkpoint.path, all_names=wanted)
+    misfits = get_misfits(wanted, read_shapes(checkpoint.path), all_names=wanted)
     if misfits:
         raise CheckpointError(
             f"'{checkpoint.path}' does not fit model.flavor={flavor!r}: {'; '.join(misfits)}. "
