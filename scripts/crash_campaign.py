@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def find_losses(lives: list[Life], is_async: bool) -> list[str]:
     for number, life in enumerate(lives):
         if life.resumed >= 0 and reached - life.resumed > allowed:
             faults.append(f"start {number} went on from step {life.resumed}, though step {reached} had been reached")
-        reached = life.reached if life.resumed >= 0 else reached
+        reached = max(reached, life.reached)
     return faults
 
 
@@ -183,21 +184,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("flags", nargs="*", help="of ./run_train.sh, after --")
     args = parser.parse_args(argv)
     flags = [*BASE_FLAGS, "--training.steps", str(args.steps), *args.flags]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        startup, period = run_undisturbed(folder, flags)
-        print(f"undisturbed: training starts after {startup:.1f} s, {INTERVAL} steps and a save take {period:.1f} s", flush=True)
-        chance = random.Random(args.seed)
-        if args.at_steps:
-            moments = [partial(Run.wait_for, text=rf"step:\s*{step}\b") for step in args.at_steps]
-        else:
-            moments = draw_moments(args.kills, chance, startup, period)
-        lives = run_disturbed(folder, flags, moments, chance)
-        is_async = "async_mode" in " ".join(args.flags)
-        faults = find_losses(lives, is_async) + find_differences(folder, args.steps)
+    folder = Path(tempfile.mkdtemp(prefix="crash_campaign_"))  # kept if something is wrong
+    startup, period = run_undisturbed(folder, flags)
+    print(f"undisturbed: training starts after {startup:.1f} s, {INTERVAL} steps and a save take {period:.1f} s", flush=True)
+    chance = random.Random(args.seed)
+    if args.at_steps:
+        moments = [partial(Run.wait_for, text=rf"step:\s*{step}\b") for step in args.at_steps]
+    else:
+        moments = draw_moments(args.kills, chance, startup, period)
+    lives = run_disturbed(folder, flags, moments, chance)
+    is_async = "async_mode" in " ".join(args.flags)
+    faults = find_losses(lives, is_async) + find_differences(folder, args.steps)
+    if not faults:
+        shutil.rmtree(folder)
     outcome = (
         f"{len(moments)} kills, {args.steps} steps: " + (
-            "; ".join(faults)
+            "; ".join(faults) + f". Logs in {folder}."
             if faults
             else "all scalars of all steps equal the undisturbed run's, and no start lost more than the steps since the last save."
         )

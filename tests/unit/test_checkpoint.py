@@ -122,6 +122,28 @@ def test_a_folder_without_a_whole_step_gives_the_configured_first_weights(saved,
     assert not Run(other).manager.load()
 
 
+def test_a_run_does_not_start_over_when_all_it_has_is_damaged(tmp_path):
+    Run(tmp_path).save(2)
+    cut_off(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="no whole checkpoint is left in .*: step-2 has a file that was cut off.* start the run over"):
+        Run(tmp_path).manager.load()
+
+
+def test_a_file_that_breaks_while_it_is_read_is_one_line_with_the_other_steps(saved):
+    data = os.path.join(get_path(str(saved), 6), "__0_0.distcp")
+    with open(data, "r+b") as file:
+        file.write(bytes(os.path.getsize(data)))
+    with pytest.raises(CheckpointError, match=r"loading .*step-6 failed \(rank 0: .*\). If .* other steps there: \[2, 4\]") as error:
+        Run(saved).manager.load()
+    assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
+
+
+def test_going_back_with_load_step_names_the_newer_steps(saved, warnings_of):
+    Run(saved).manager.load(2)
+    (line,) = warnings_of()
+    assert "leaves newer checkpoints" in line and "[4, 6]" in line
+
+
 def test_another_model_is_one_line_and_nothing_is_loaded(saved):
     run = Run(saved, out_features=5)
     run.set(1.0)

@@ -39,6 +39,12 @@ CASES = {
         1,
         "checkpoint.exclude_from_loading: unknown 'lr'. Known: 'model', 'optimizer', 'lr_scheduler', 'dataloader', 'train_state'.",
     ),
+    "steps_from_1_with_a_schedule_that_goes_on": (
+        "--checkpoint.enable --checkpoint.exclude_from_loading optimizer,train_state",
+        1,
+        "checkpoint.exclude_from_loading has 'train_state' and not 'lr_scheduler': steps would be counted from 1 again with the "
+        "learning rates behind the checkpoint's step. Add 'lr_scheduler', or remove 'train_state'.",
+    ),
     "missing_step": (
         "--checkpoint.enable --checkpoint.folder many --checkpoint.load_step 3",
         1,

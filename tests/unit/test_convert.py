@@ -108,7 +108,7 @@ def test_a_conversion_that_fails_leaves_nothing(saved, config, tmp_path, monkeyp
 
     monkeypatch.setattr(convert_module, "write_hf_assets", fail)  # after the weights are written
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CheckpointError, match="writing .*out' failed .OSError: No space left on device.. Nothing of it is left"):
+    with pytest.raises(CheckpointError, match="to .*out' failed .OSError: No space left on device.. Nothing of it is left"):
         convert(config, saved[0], tmp_path / "out", "hf", None)
     assert sorted(tmp_path.iterdir()) == before
 

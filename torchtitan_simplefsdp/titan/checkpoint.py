@@ -27,7 +27,7 @@ from torchtitan.tools.utils import GarbageCollection
 
 from .checkpoint_fit import get_misfits, read_shapes
 from .checkpoint_folder import DCP_FILE, find_latest, find_saved_steps, find_steps, get_fault, get_path
-from .checkpoint_formats import CheckpointError
+from .checkpoint_formats import CheckpointError, describe_failure
 from .hf_assets import write_hf_assets
 
 
@@ -55,7 +55,9 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             return False
         logger.info(f"Loading the checkpoint from {source.path}.")
         begin = time.monotonic()
-        with torch.no_grad(), _explained(f"loading {source.path} failed"):
+        others = [other for other in find_saved_steps(self.folder) if get_path(self.folder, other) != source.path]
+        advice = f" If its files are damaged, move it away; other steps there: {others or 'none'}."
+        with torch.no_grad(), _explained(f"loading {source.path} failed", advice):
             states = self._states_to_load(source.model_only)
             self._validate_fit(states, source)
             self.dcp_load(
@@ -87,9 +89,19 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             latest, skipped = find_latest(self.folder)
             for line in skipped:
                 logger.warning(f"Checkpoint skipped: {line}.")
+            if latest is None and find_saved_steps(self.folder):
+                raise CheckpointError(
+                    f"no whole checkpoint is left in {os.path.abspath(self.folder)}: {'; '.join(skipped)}. Bring one back, or move the "
+                    "folder away to start the run over."
+                )
         elif fault := get_fault(get_path(self.folder, step)):
             raise CheckpointError(
                 f"checkpoint.load_step={step}: {get_path(self.folder, step)} {fault}. Set it to another step, or to -1 for the latest."
+            )
+        elif newer := [other for other in find_saved_steps(self.folder) if other > step]:
+            logger.warning(
+                f"checkpoint.load_step={step} leaves newer checkpoints in {self.folder} ({newer}): a start without it takes the "
+                "newest of them. Move them away to go on from here for good."
             )
         if latest is not None:
             path = get_path(self.folder, latest)
@@ -211,14 +223,12 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str, advice: str = "") -> Iterator[None]:
     """Turn DCP's failures, which it gathers from all ranks, into one line."""
     try:
         yield
     except CheckpointException as error:
-        rank, (cause, _) = next(iter(sorted(error.failures.items())))
-        reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0].rstrip(".")
-        raise CheckpointError(f"{what} (rank {rank}: {reason}).") from error
+        raise CheckpointError(f"{what} ({describe_failure(error)}).{advice}") from error
 
 
 def _gather(lines: list[str]) -> list[str]:

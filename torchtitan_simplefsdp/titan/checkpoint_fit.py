@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageRea
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from .checkpoint_folder import DCP_FILE
-from .checkpoint_formats import CheckpointError
+from .checkpoint_formats import CheckpointError, describe_failure
 
 SHOWN = 3  # names per line; a wrong flavor differs in hundreds
 
@@ -66,8 +66,7 @@ def read_shapes(path: str | os.PathLike) -> dict[str, torch.Size | None]:
             return {name: value.shape if isinstance(value, torch.Tensor) else None for name, value in saved.items()}
         saved = _get_reader(path).read_metadata().state_dict_metadata
     except Exception as error:  # what was cut off, or is something else, raises almost anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"'{path}' cannot be read ({reason}). Take another one.") from error
+        raise CheckpointError(f"'{path}' cannot be read ({describe_failure(error)}). Take another one.") from error
     return {name: entry.size if isinstance(entry, TensorStorageMetadata) else None for name, entry in saved.items()}
 
 

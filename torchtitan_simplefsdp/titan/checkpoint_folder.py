@@ -54,7 +54,7 @@ def get_fault(path: str) -> str | None:
     Weights in Hugging Face's format are whole, though no run can go on from them.
     """
     if not os.path.isdir(path):
-        return "does not exist"
+        return "is no folder" if os.path.exists(path) else "does not exist"
     if not os.path.isfile(os.path.join(path, DCP_FILE)):
         return None if os.path.isfile(os.path.join(path, HF_FILE)) else f"was not finished (no {DCP_FILE})"
     try:

@@ -9,6 +9,8 @@ import logging
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from torch.distributed.checkpoint import CheckpointException
+
 from .checkpoint_folder import DCP_FILE, find_latest, get_fault, get_path, HF_FILE
 
 Format = Literal["dcp", "hf", "pt"]
@@ -23,6 +25,16 @@ DESCRIPTIONS = {
 
 class CheckpointError(ValueError):
     """A checkpoint that is not there, does not fit the model or cannot be written; one line."""
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return kind and first sentence of an error; of DCP's, which gathers those of all ranks, the first rank's."""
+    rank = ""
+    if isinstance(error, CheckpointException):
+        number, (error, _) = min(error.failures.items())
+        rank = f"rank {number}: "
+    sentence = f"{type(error).__name__}: {error}".strip().splitlines()[0].partition(". ")[0]
+    return rank + sentence.rstrip(".")
 
 
 class Checkpoint(NamedTuple):

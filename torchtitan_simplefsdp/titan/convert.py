@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torchtitan.config import JobConfig
 
 from .checkpoint_folder import HF_FILE
-from .checkpoint_formats import Checkpoint, CheckpointError, Format, PT_SUFFIXES
+from .checkpoint_formats import Checkpoint, CheckpointError, describe_failure, Format, PT_SUFFIXES
 from .hf_assets import write_hf_assets
 from .weights import build_adapter, build_meta_model, get_model_args, validate_fit, WeightReader
 
@@ -73,9 +73,9 @@ def convert(job_config: JobConfig, source: Checkpoint, target: Path, to: Format,
             raise CheckpointError(f"'{target}' has been made by another process. Nothing is written.")
         os.rename(partial, target)
     except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:  # what a full disk looks like
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(
-            f"writing '{target}' failed ({reason}). Nothing of it is left. Is there room, and may you write there?"
+            f"converting '{source.path}' to '{target}' failed ({describe_failure(error)}). Nothing of it is left. Is the source "
+            "whole, is there room, and may you write there?"
         ) from error
     finally:
         remove(partial)

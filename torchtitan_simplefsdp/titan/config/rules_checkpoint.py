@@ -83,6 +83,12 @@ def _get_loading_faults(config: JobConfig, world_size: int, train_spec: TrainSpe
     unknown = [name for name in checkpoint.exclude_from_loading if name not in _STATES]
     if unknown:
         yield f"checkpoint.exclude_from_loading: unknown {list_choices(unknown)}. Known: {list_choices(_STATES)}."
+    excluded = checkpoint.exclude_from_loading
+    if "train_state" in excluded and "lr_scheduler" not in excluded:
+        yield (
+            "checkpoint.exclude_from_loading has 'train_state' and not 'lr_scheduler': steps would be counted from 1 again with the "
+            "learning rates behind the checkpoint's step. Add 'lr_scheduler', or remove 'train_state'."
+        )
     folder = os.path.join(config.job.dump_folder, checkpoint.folder)
     steps = find_saved_steps(folder)
     if checkpoint.load_step != -1 and checkpoint.load_step not in steps:
