@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--input", required=True, help="a step's folder, a folder of step-N ones (the latest), a Hugging Face folder, a .pt file")
+    sources = "a step's folder, a folder of step-N ones (the latest), a Hugging Face folder, a .pt file"
+    parser.add_argument("--input", required=True, help=sources)
     parser.add_argument("--output", required=True, type=Path, help="what to write; must not exist")
     parser.add_argument("--to", choices=["dcp", "hf", "pt"], help="format to write (default: pt if --output ends in .pt)")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the weights (default: as they are)")

@@ -50,7 +50,8 @@ def four_ranks(tmp_path_factory):
     return folder / "outputs"
 
 
-RESHARD_FLAGS = "--training.seq_len 64 --training.global_batch_size 8 --training.steps 8 --debug.seed 42 --checkpoint.enable".split()
+RESHARD_FLAGS = "--training.seq_len 64 --training.global_batch_size 8 --training.steps 8 --debug.seed 42".split()
+RESHARD_FLAGS += ["--checkpoint.enable"]
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,13 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
                 logger.warning(f"Checkpoint skipped: {line}.")
             if latest is None and find_saved_steps(self.folder):
                 raise CheckpointError(
-                    f"no whole checkpoint is left in {os.path.abspath(self.folder)}: {'; '.join(skipped)}. Bring one back, or move the "
-                    "folder away to start the run over."
+                    f"no whole checkpoint is left in {os.path.abspath(self.folder)}: {'; '.join(skipped)}. "
+                    "Bring one back, or move the folder away to start the run over."
                 )
         elif fault := get_fault(get_path(self.folder, step)):
             raise CheckpointError(
-                f"checkpoint.load_step={step}: {get_path(self.folder, step)} {fault}. Set it to another step, or to -1 for the latest."
+                f"checkpoint.load_step={step}: {get_path(self.folder, step)} {fault}. "
+                "Set it to another step, or to -1 for the latest."
             )
         elif newer := [other for other in find_saved_steps(self.folder) if other > step]:
             logger.warning(
