@@ -36,7 +36,7 @@ class Workplace:
     def __init__(self, folder: Path) -> None:
         self.folder, self.output = folder, folder / "out put"
         self.launcher = folder / "run_train.sh"
-        self.launcher.write_text(f'#!/bin/sh\nexec {sys.executable} {compare_stub.__file__} "$@"\n')
+        self.launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{compare_stub.__file__}" "$@"\n')
         self.launcher.chmod(0o755)
 
     def compare(self, *argv: str) -> int:

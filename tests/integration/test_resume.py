@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ LAYOUTS = {  # processes and flags; every other one saves asynchronously
 
 @pytest.mark.parametrize("ngpu, flags", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, ngpu, flags):
-    command = ["scripts/crash_campaign.py", "--at-steps", "5", "--steps", "8", "--", *flags.split()]
+    command = ["scripts/crash_campaign.py", "--at-steps", "5", "--steps", "10", "--", *flags.split()]
     result = subprocess.run(
         [sys.executable, *command],
         cwd=REPOSITORY,
@@ -38,7 +39,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, ngpu, flags):
         timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "1 kills, 8 steps: all scalars of all steps equal the undisturbed run's" in result.stdout
+    assert "1 kills, 10 steps: all scalars of all steps equal the undisturbed run's" in result.stdout
+    assert re.search(r"^\| 2 \| [468] \| 10 \| came to its end", result.stdout, re.M)  # it was killed in its middle
 
 
 @pytest.fixture(scope="module")
