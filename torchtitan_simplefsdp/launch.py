@@ -220,6 +220,16 @@ def main() -> int:
     except KeyboardInterrupt:  # no ranks: they have not been started yet, or the run is a dry one in this process
         print("run_train.sh: stopped by SIGINT.", file=sys.stderr)
         return 128 + signal.SIGINT
+    finally:
+        drop_unread_output()
+
+
+def drop_unread_output() -> None:
+    """Forget what stdout still holds if nobody reads it any more; Python would fail to write it at exit, and say so."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

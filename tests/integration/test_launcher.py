@@ -27,6 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+UNSET = ("CONFIG_FILE", "COMM_MODE", "NNODES", "PYTHONUNBUFFERED")
+
 RANKS = """
 import os, sys, time
 from pathlib import Path
@@ -59,7 +61,7 @@ elif task == "--sleep":
 def start(folder: Path):
     """Start run_train.sh in `folder` on two ranks of the module above."""
     (folder / "ranks.py").write_text(RANKS)
-    environ = {name: value for name, value in os.environ.items() if name not in ("CONFIG_FILE", "COMM_MODE", "NNODES")}
+    environ = {name: value for name, value in os.environ.items() if name not in UNSET}
     environ |= {"PYTHON": sys.executable, "TRAIN_FILE": "ranks", "NGPU": "2", "LOG_RANK": "0"}
     started = []
 
