@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from torchtitan_simplefsdp.launch import EXIT_CONFIG_ERROR
 from torchtitan_simplefsdp.launch_args import build_module_args, LaunchError
 from torchtitan_simplefsdp.titan.checkpoint_formats import CheckpointError, find_checkpoint, PT_SUFFIXES
 from torchtitan_simplefsdp.titan.config.check import ConfigError, parse_job_config
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
         convert(job_config, source, args.output, to, DTYPES.get(args.dtype))
     except (LaunchError, ConfigError, CheckpointError) as error:
         print(f"convert_checkpoint.py: {str(error).removeprefix('run_train.sh: ')}", file=sys.stderr)
-        return 2
+        return EXIT_CONFIG_ERROR
     print(f"{source.path} ({source.format}) -> {args.output} ({to})")
     return 0
 

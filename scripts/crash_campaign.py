@@ -30,11 +30,11 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from torchtitan_simplefsdp.compare.scalars import read_all_scalars  # noqa: E402
+from torchtitan_simplefsdp.compare.scalars import METRICS, read_all_scalars  # noqa: E402
 from torchtitan_simplefsdp.stop import find_children  # noqa: E402
 
 INTERVAL = 2
-TAGS = ("loss_metrics/global_avg_loss", "grad_norm", "lr", "n_tokens_seen")
+TAGS = (*METRICS.values(), "lr", "n_tokens_seen")
 BASE_FLAGS = (
     "--training.seq_len 64 --training.local_batch_size 2 --training.global_batch_size 8 --debug.seed 42 --checkpoint.enable "
     f"--checkpoint.interval {INTERVAL} --checkpoint.keep_latest_k 3 --checkpoint.no_last_save_model_only"

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -55,9 +55,7 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
             return False
         logger.info(f"Loading the checkpoint from {source.path}.")
         begin = time.monotonic()
-        others = [other for other in find_saved_steps(self.folder) if get_path(self.folder, other) != source.path]
-        advice = f" If its files are damaged, move it away; other steps there: {others or 'none'}."
-        with torch.no_grad(), _explained(f"loading {source.path} failed", advice):
+        with torch.no_grad(), _explained(f"loading {source.path} failed", lambda: self._advise_on_damage(source.path)):
             states = self._states_to_load(source.model_only)
             self._validate_fit(states, source)
             self.dcp_load(
@@ -156,6 +154,10 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
         hint = "Load it into the model.flavor and tokenizer that it was saved with."
         return [f"{path} does not fit this run: {line}. {hint}" for line in get_misfits(wanted, saved, all_names)]
 
+    def _advise_on_damage(self, path: str) -> str:
+        others = [other for other in find_saved_steps(self.folder) if get_path(self.folder, other) != path]
+        return f" If its files are damaged, move it away; other steps there: {others or 'none'}."
+
     def save_now(self, step: int) -> None:
         """Save whatever the interval, and wait until it is on disk; nothing to do if this step was just saved."""
         if not self._should_save(step):
@@ -224,12 +226,12 @@ class SimpleFSDPCheckpointManager(CheckpointManager):
 
 
 @contextlib.contextmanager
-def _explained(what: str, advice: str = "") -> Iterator[None]:
-    """Turn DCP's failures, which it gathers from all ranks, into one line."""
+def _explained(what: str, get_advice: Callable[[], str] = str) -> Iterator[None]:
+    """Turn DCP's failures, which it gathers from all ranks, into one line; the advice is looked for after a failure only."""
     try:
         yield
     except CheckpointException as error:
-        raise CheckpointError(f"{what} ({describe_failure(error)}).{advice}") from error
+        raise CheckpointError(f"{what} ({describe_failure(error)}).{get_advice()}") from error
 
 
 def _gather(lines: list[str]) -> list[str]:
