@@ -12,9 +12,10 @@ import datetime
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -66,15 +67,19 @@ class _World:
     def run(self, function: Callable[..., Any], args: tuple) -> tuple[list[Any], str | None]:
         for _, connection in self._ranks:
             connection.send((function, args))
-        results = []
-        for rank, (_, connection) in enumerate(self._ranks):
-            if not connection.poll(CALL_TIMEOUT_SECONDS):
-                return [], f"rank {rank} of {len(self._ranks)} did not answer in {CALL_TIMEOUT_SECONDS} s"
-            result, failure = connection.recv()
-            if failure:
-                return [], f"rank {rank} of {len(self._ranks)}:\n{failure}"
-            results.append(result)
-        return results, None
+        results: dict[int, Any] = {}
+        waiting = {connection: rank for rank, (_, connection) in enumerate(self._ranks)}
+        deadline = time.monotonic() + CALL_TIMEOUT_SECONDS
+        while waiting:
+            answered = wait(list(waiting), timeout=deadline - time.monotonic())
+            if not answered:
+                return [], f"ranks {sorted(waiting.values())} of {len(self._ranks)} did not answer in {CALL_TIMEOUT_SECONDS} s"
+            for connection in answered:
+                rank = waiting.pop(connection)
+                results[rank], failure = connection.recv()
+                if failure:  # the others may wait for this one
+                    return [], f"rank {rank} of {len(self._ranks)}:\n{failure}"
+        return [results[rank] for rank in range(len(self._ranks))], None
 
     def close(self) -> None:
         for process, connection in self._ranks:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from . import compat
 from .parametrize import Parametrization, is_parametrized
-from .reduction import reduce_gradient
+from .unshard import Cut, Wire, finish_reduce, start_reduce
 
 
 @contextmanager
@@ -35,31 +35,32 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
         model: one that SimpleFSDP was applied to, whole or in parts; other models' gradients are not affected.
 
     Raises:
-        ValueError: no part of `model` has SimpleFSDP, or gradients are being accumulated already.
+        ValueError: no part of `model` has SimpleFSDP, gradients are being accumulated already, or `model` is a part that
+            holds only some parameters of a bucket.
 
     Source: `no_sync` of DistributedDataParallel and `set_requires_all_reduce` of FSDP2, as one context that cannot be left
     without the reduction.
     """
     modules = [module for module in model.modules() if is_parametrized(module)]
     _validate_modules(modules)
-    parameters = _get_parameters(modules)
-    before = [parameter.grad for parameter, _ in parameters]
-    for parameter, _ in parameters:
+    buckets = _get_buckets(modules)
+    parameters = [parameter for bucket, _ in buckets for parameter in bucket]
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
         parameter.grad = None
     for module in modules:
         module._simple_fsdp_accumulates = True
     try:
         yield
-        for parameter, how in parameters:
-            _sum_over_replicas(parameter, how)
+        _sum_over_replicas(buckets)
     except BaseException:
-        for (parameter, _), gradient in zip(parameters, before):
+        for parameter, gradient in zip(parameters, before):
             parameter.grad = gradient
         raise
     finally:
         for module in modules:
             module._simple_fsdp_accumulates = False
-    for (parameter, _), gradient in zip(parameters, before):
+    for parameter, gradient in zip(parameters, before):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
 
@@ -69,22 +70,46 @@ def _validate_modules(modules: list[nn.Module]) -> None:
         raise ValueError("accumulate_gradients: the model has no SimpleFSDP. Apply data_parallel first.")
     if any(module._simple_fsdp_accumulates for module in modules):
         raise ValueError("accumulate_gradients: the model accumulates already. Use one context around all microbatches.")
+    inside = {id(module) for module in modules}
+    for module in modules:
+        for bucket, _ in module._simple_fsdp_buckets.values():
+            outside = [member.fqn for member in bucket.members if id(member.module) not in inside]
+            if outside:
+                raise ValueError(
+                    f"accumulate_gradients: {outside[0]!r} is not in this part of the model, but shares a bucket with "
+                    f"parameters that are. Pass the whole model, or choose another bucket_plan."
+                )
 
 
-def _get_parameters(modules: list[nn.Module]) -> list[tuple[nn.Parameter, Parametrization]]:
-    """Return the stored parameters and how they are read, tied ones once; frozen ones too, they may be thawed inside."""
-    found: dict[int, tuple[nn.Parameter, Parametrization]] = {}
+# the stored parameters of a bucket, tied ones once, and how they are reduced
+_Bucket = tuple[list[nn.Parameter], Parametrization]
+
+
+def _get_buckets(modules: list[nn.Module]) -> list[_Bucket]:
+    """Return what the modules' parameters are in; frozen ones too, they may be thawed inside."""
+    found: dict[int, _Bucket] = {}
     for module in modules:
         for name, how in module._simple_fsdp.items():
             parameter = module._parameters[name]
-            if parameter is not None:
-                found[id(parameter)] = (parameter, how)
+            if parameter is None:
+                continue
+            bucket = module._simple_fsdp_buckets.get(name)
+            members, _ = found.setdefault(id(bucket[0] if bucket else parameter), ([], how))
+            if not any(parameter is member for member in members):
+                members.append(parameter)
     return list(found.values())
 
 
 @torch.no_grad()
-def _sum_over_replicas(parameter: nn.Parameter, how: Parametrization) -> None:
-    if parameter.grad is None or not how.accumulates:  # not used in any microbatch, or complete already
-        return
-    local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-    local.copy_(reduce_gradient(local.contiguous(), how.collectives.reduction.over_replicas()))
+def _sum_over_replicas(buckets: list[_Bucket]) -> None:
+    """Sum what waited in the gradients, a bucket in one collective; all are issued before the first is waited for."""
+    started = []
+    for parameters, how in buckets:
+        gradients = [compat.get_local(p.grad) for p in parameters if p.grad is not None]
+        if gradients and how.accumulates:  # else not used in any microbatch, or complete already
+            cuts = tuple(Cut(tuple(gradient.shape), 0, len(gradient) if gradient.ndim else 0) for gradient in gradients)
+            wire = Wire(cuts, how.wire.param_dtype, how.wire.reduction.over_replicas())
+            started.append((gradients, start_reduce(gradients, wire), wire))
+    for gradients, reduction, wire in started:
+        for gradient, reduced in zip(gradients, finish_reduce(reduction, wire)):
+            gradient.copy_(reduced)

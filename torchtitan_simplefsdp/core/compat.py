@@ -7,9 +7,11 @@ Not here: what is done with them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,13 +20,20 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "call_at_end_of_backward",
     "concatenate_meshes",
+    "get_backward_id",
     "get_flat_group",
     "get_group_name",
+    "get_local",
+    "get_saved_tensors_hooks",
+    "get_storage_id",
+    "is_in_checkpoint",
     "is_in_place",
     "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
+    "wait",
 ]
 
 # The functional collectives as ops. The Python wrappers around them return AsyncCollectiveTensor in eager mode
@@ -33,24 +42,61 @@ _ops = torch.ops._c10d_functional
 
 
 def all_gather(local: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
-    """Concatenate `local` [n, ...] of every rank of the group along dim 0: [group_size * n, ...]."""
-    return _ops.wait_tensor(_ops.all_gather_into_tensor(local, group_size, group_name))
+    """Start to concatenate `local` [n, ...] of every rank of the group along dim 0: [group_size * n, ...]; see `wait`."""
+    return _ops.all_gather_into_tensor(local, group_size, group_name)
 
 
 def reduce_scatter(full: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
-    """Sum `full` [group_size * n, ...] over the group and keep this rank's [n, ...] along dim 0."""
-    return _ops.wait_tensor(_ops.reduce_scatter_tensor(full, "sum", group_size, group_name))
+    """Start to sum `full` [group_size * n, ...] over the group, of which this rank keeps [n, ...] along dim 0; see `wait`."""
+    return _ops.reduce_scatter_tensor(full, "sum", group_size, group_name)
 
 
 def all_reduce(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
-    """Sum `tensor` over the group into a new tensor."""
-    return _ops.wait_tensor(_ops.all_reduce(tensor, "sum", group_name))
+    """Start to sum `tensor` over the group into a new tensor; see `wait`."""
+    return _ops.all_reduce(tensor, "sum", group_name)
 
 
 def all_to_all(pieces: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
-    """Send `pieces[i]` of `[group_size, ...]` to rank i of the group; return what the ranks sent here, by rank."""
+    """Start to send `pieces[i]` of `[group_size, ...]` to rank i; what the ranks sent here, by rank; see `wait`."""
     ones = [1] * group_size
-    return _ops.wait_tensor(_ops.all_to_all_single(pieces, ones, ones, group_name))
+    return _ops.all_to_all_single(pieces, ones, ones, group_name)
+
+
+def wait(started: torch.Tensor) -> torch.Tensor:
+    """Return the result of a collective that was started; on GPU the stream waits, not the host."""
+    return _ops.wait_tensor(started)
+
+
+def get_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the local tensor of a DTensor, outside of autograd; other tensors as they are."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def get_storage_id(tensor: torch.Tensor) -> int:
+    """Return what is the same for all views of one storage while it lives; fake tensors have it as well."""
+    return tensor.untyped_storage()._cdata
+
+
+def get_backward_id() -> int | None:
+    """Return which backward this thread runs now, None: none; a forward inside one is activation checkpointing's."""
+    backward_id = torch._C._current_graph_task_id()
+    return None if backward_id == -1 else backward_id
+
+
+def call_at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that runs now ends (FSDP2 ends its own by this too)."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def get_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
+    """Return the innermost hooks that autograd packs and unpacks saved tensors with; only those are called."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def is_in_checkpoint() -> bool:
+    """Return whether `torch.utils.checkpoint` decides now what becomes of the tensors that autograd saves."""
+    hooks = get_saved_tensors_hooks()
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 def get_group_name(mesh: DeviceMesh, mesh_dim: int) -> str:

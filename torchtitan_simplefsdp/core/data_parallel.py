@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from .bucket_plan import BucketPlan, build_bucket_plan
+from .bucketing import Buckets, build_buckets
 from .parameter import build_cast, build_sharded_parameter
 from .parametrize import Parametrization, is_parametrized, parametrize
 from .placements import is_cut_as_dtensor_describes, validate_mode
@@ -28,6 +30,8 @@ def data_parallel(
     mp_policy: MixedPrecisionPolicy | None = None,
     shard_dim: int = 0,
     reduction: str = "native",
+    bucket_plan: BucketPlan = "block",
+    reshard_after_forward: bool | None = None,
 ) -> nn.Module:
     """Apply SimpleFSDP to `model` in place: store parameters as DTensors, gather them when they are read.
 
@@ -49,6 +53,13 @@ def data_parallel(
         reduction: 'native' sums gradients with the backend's collectives, as FSDP2 does; 'exact' in one fixed order,
             so that all modes give the same bits at any number of ranks (see [Note: exact sum] in reduction.py). Up to
             two ranks both give the same.
+        bucket_plan: which parameters share one all_gather and one reduction. 'block': those of each block, an element of
+            the model's ModuleLists, ModuleDicts or Sequentials (the outermost), and those between blocks; a number: as
+            many MiB as that of unsharded parameters in their order; a list of lists of FQNs of parameters or modules;
+            None: each parameter alone. The bits are the same for all plans, but for native sums over more than two ranks.
+        reshard_after_forward: True: free a bucket's unsharded parameters after the forward that read them and gather them
+            again in backward; False: keep them until then, which costs their memory and saves a gather; None: as True, but
+            keep those behind the last block, which backward needs at once. Same bits.
 
     Returns:
         `model`, whose gradients are summed (not averaged) over the data-parallel ranks.
@@ -66,8 +77,9 @@ def data_parallel(
     validate_mode(mode, device_mesh)
     validate_reduction(reduction, device_mesh)
     _validate_model("data_parallel", model)
+    plan = build_bucket_plan(model, bucket_plan, mp_policy.param_dtype)
     placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim, reduction)
-    _install(placed)
+    _install(placed, build_buckets(model, plan, {module: how for module, _, how in placed}, reshard_after_forward))
     return model
 
 
@@ -87,7 +99,7 @@ def apply_mixed_precision(model: nn.Module, mp_policy: MixedPrecisionPolicy) -> 
         (module, {}, {name: build_cast(module._parameters[name], mp_policy) for name in names})
         for module, names in _modules_with_parameters(model)
     ]
-    _install(placed)
+    _install(placed, Buckets())
     return model
 
 
@@ -183,7 +195,10 @@ def _validate_parameter(
                 )
 
 
-def _install(placed: _Placed) -> None:
+def _install(placed: _Placed, buckets: Buckets) -> None:
     for module, stored, how in placed:
         module._parameters.update(stored)
-        parametrize(module, how)
+        parametrize(module, how, buckets.places.get(module, {}), buckets.scopes.get(module))
+    for module, scope in buckets.scopes.items():
+        if not is_parametrized(module):
+            parametrize(module, {}, {}, scope)

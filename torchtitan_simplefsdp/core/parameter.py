@@ -15,7 +15,7 @@ from .parametrize import Parametrization
 from .placements import get_data_parallel_placements, get_local_rows, get_spanned_placements
 from .precision import MixedPrecisionPolicy
 from .reduction import Reduction, build_reduction
-from .unshard import Collectives, TensorParallelSpec
+from .unshard import Cut, TensorParallelSpec, Wire
 
 
 def build_sharded_parameter(
@@ -51,8 +51,10 @@ def build_sharded_parameter(
 
 def build_cast(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> Parametrization:
     """Return how a parameter without data parallelism is read: cast to `param_dtype`, no collective."""
-    collectives = Collectives(0, 0, _get_param_dtype(parameter, mp_policy), Reduction())
-    return Parametrization(collectives, False, _build_tensor_parallel_spec(parameter))
+    local = _get_local(parameter)
+    cut = Cut(tuple(local.shape), 0, local.size(0) if local.ndim else 0)
+    wire = Wire((cut,), _get_param_dtype(parameter, mp_policy), Reduction())
+    return Parametrization(wire, False, _build_tensor_parallel_spec(parameter))
 
 
 def _build_parametrization(
@@ -66,19 +68,23 @@ def _build_parametrization(
     shard_mesh_dim = sharded[0] if sharded else None
     replicate_mesh_dims = tuple(mesh_dim for mesh_dim in range(device_mesh.ndim) if mesh_dim not in sharded)
     reduce_dtype = mp_policy.reduce_dtype if parameter.dtype.is_floating_point else None
-    shard_dim = dp_placements[shard_mesh_dim].dim if sharded else 0
-    collectives = Collectives(
-        shard_dim=shard_dim,
-        shard_dim_size=_get_local(parameter).size(shard_dim) if sharded else 0,
-        param_dtype=_get_param_dtype(parameter, mp_policy),
-        reduction=build_reduction(
-            device_mesh, shard_mesh_dim, replicate_mesh_dims, reduce_dtype, exact=reduction == "exact"
-        ),
-    )
+    reduction = build_reduction(device_mesh, shard_mesh_dim, replicate_mesh_dims, reduce_dtype, exact=reduction == "exact")
+    cut = _build_cut(_get_local(parameter), device_mesh, shard_mesh_dim if reduction.shard else None, dp_placements)
     # Gradients wait for the sum over replicas in the dtype of the stored parameter, which must not round what is summed.
     rounds = reduce_dtype is not None and torch.promote_types(reduce_dtype, parameter.dtype) != parameter.dtype
-    accumulates = bool(collectives.reduction.replicate) and not rounds
-    return Parametrization(collectives, accumulates, _build_tensor_parallel_spec(parameter))
+    accumulates = bool(reduction.replicate) and not rounds
+    wire = Wire((cut,), _get_param_dtype(parameter, mp_policy), reduction)
+    return Parametrization(wire, accumulates, _build_tensor_parallel_spec(parameter))
+
+
+def _build_cut(
+    local: torch.Tensor, device_mesh: DeviceMesh, mesh_dim: int | None, dp_placements: tuple[Placement, ...]
+) -> Cut:
+    if mesh_dim is None:
+        return Cut(tuple(local.shape), 0, local.size(0) if local.ndim else 0)
+    dim = dp_placements[mesh_dim].dim
+    _, rows = get_local_rows(local.size(dim), device_mesh.size(mesh_dim), device_mesh.get_local_rank(mesh_dim))
+    return Cut(tuple(local.movedim(dim, 0).shape), dim, rows)
 
 
 def _get_param_dtype(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> torch.dtype:

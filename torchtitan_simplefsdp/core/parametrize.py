@@ -11,8 +11,8 @@ Not here: how a parameter is gathered (unshard.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -20,7 +20,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .unshard import Collectives, TensorParallelSpec, unshard
+from .bucket import Bucket
+from .reshard import save_recipes
+from .schedule import Schedule
+from .unshard import TensorParallelSpec, Wire, unshard
 
 _gather_enabled = True
 
@@ -41,15 +44,15 @@ def disable_gather() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Parametrization:
-    """How one parameter of one module is read. Immutable, so copies of the module share it.
+    """How one parameter of one module is read by itself. Immutable, so copies of the module share it.
 
     Args:
-        collectives: gather and complete reduction.
+        wire: gather and complete reduction, as in a bucket of this parameter alone.
         accumulates: whether inside `accumulate_gradients` the sum over replicas is left for the end.
         tensor_parallel: how the unsharded parameter is a DTensor; None: it is a plain tensor.
     """
 
-    collectives: Collectives
+    wire: Wire
     accumulates: bool
     tensor_parallel: TensorParallelSpec | None
 
@@ -57,20 +60,60 @@ class Parametrization:
         return self  # process groups and meshes are not copied
 
 
+@dataclass
+class Scope:
+    """What the forward of a module opens.
+
+    Args:
+        schedule: that of the whole model.
+        buckets: those that the forward reads.
+        is_model: whether this is the module that SimpleFSDP was applied to.
+    """
+
+    schedule: Schedule
+    buckets: list[Bucket] = field(default_factory=list)
+    is_model: bool = False
+
+    @contextmanager
+    def forward(self, module: nn.Module) -> Iterator[None]:
+        """Run the forward of `module` inside."""
+        with ExitStack() as stack:
+            if self.is_model:
+                stack.enter_context(self.schedule.forward())
+            for bucket in self.buckets:
+                bucket.enter()
+                stack.callback(bucket.leave, module)
+            if any(bucket.reshards for bucket in self.buckets):
+                stack.enter_context(save_recipes(self.schedule))
+            yield
+
+
 def is_parametrized(module: nn.Module) -> bool:
-    """Return whether the module's own parameters are gathered on access already."""
+    """Return whether the module's own parameters are gathered on access already, or its forward opens buckets."""
     return "_simple_fsdp" in module.__dict__
 
 
-def parametrize(module: nn.Module, parametrizations: dict[str, Parametrization]) -> None:
-    """Install gather on access for the named own parameters of `module`, in place."""
+def parametrize(
+    module: nn.Module,
+    parametrizations: dict[str, Parametrization],
+    buckets: dict[str, tuple[Bucket, int]],
+    scope: Scope | None,
+) -> None:
+    """Install gather on access for the named own parameters of `module`, in place.
+
+    Args:
+        buckets: per parameter its bucket and its place there; without one it is read by itself.
+        scope: what the forward of the module opens; None: nothing.
+    """
     module._simple_fsdp = parametrizations
+    module._simple_fsdp_buckets = buckets
+    module._simple_fsdp_scope = scope
     module._simple_fsdp_accumulates = False  # see accumulation.py
-    module.__class__ = _parametrized_class(type(module), tuple(parametrizations))
+    module.__class__ = _parametrized_class(type(module), tuple(parametrizations), scope is not None)
 
 
 @lru_cache(maxsize=None)
-def _parametrized_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+def _parametrized_class(cls: type[nn.Module], names: tuple[str, ...], has_scope: bool) -> type[nn.Module]:
     inherited_modifiers = getattr(cls, "_fqn_modifiers", lambda self: {})
     namespace: dict = {name: property(_getter(name)) for name in names}
     namespace.update(
@@ -81,6 +124,8 @@ def _parametrized_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn
         _fqn_modifiers=lambda self: {**inherited_modifiers(self), **dict.fromkeys(names, "_simple_fsdp_stored")},
         extra_repr=_extra_repr_without_gather(cls),
     )
+    if has_scope:
+        namespace["forward"] = _forward_in_scope(cls)
     return type(f"SimpleFSDP{cls.__name__}", (cls,), namespace)
 
 
@@ -92,20 +137,36 @@ def _extra_repr_without_gather(cls: type[nn.Module]):
     return extra_repr
 
 
+def _forward_in_scope(cls: type[nn.Module]):
+    def forward(self: nn.Module, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            return cls.forward(self, *args, **kwargs)
+        with self._simple_fsdp_scope.forward(self):
+            return cls.forward(self, *args, **kwargs)
+
+    return forward
+
+
 def _getter(name: str):
     def read(self: nn.Module) -> torch.Tensor:
         stored = self._parameters[name]
         if stored is None or not _gather_enabled:
             return stored
         how = self._simple_fsdp[name]
-        if how.collectives.shard and not isinstance(stored, DTensor):
+        if how.wire.shard and not isinstance(stored, DTensor):
             raise TypeError(
                 f"data_parallel: parameter {name!r} of {type(self).__name__} was replaced by a plain tensor after sharding. "
                 "Copy new values into the sharded parameter instead, or replace it before data_parallel."
             )
-        collectives = how.collectives
+        if not torch.compiler.is_compiling() and name in self._simple_fsdp_buckets:
+            bucket, index = self._simple_fsdp_buckets[name]
+            if bucket.is_open:
+                return bucket.read(index)
+        wire = how.wire
         if self._simple_fsdp_accumulates and how.accumulates:
-            collectives = collectives._replace(reduction=collectives.reduction.without_replicas())
-        return unshard(stored, collectives, how.tensor_parallel)
+            wire = wire._replace(reduction=wire.reduction.without_replicas())
+        local = stored.to_local() if isinstance(stored, DTensor) else stored
+        (unsharded,) = unshard((local,), wire)
+        return how.tensor_parallel.wrap(unsharded) if how.tensor_parallel else unsharded
 
     return read

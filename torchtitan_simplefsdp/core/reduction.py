@@ -64,6 +64,11 @@ class Reduction(NamedTuple):
     replicate: tuple[Group, ...] = ()
     exact: ExactSum | None = None
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether there is anything to sum over."""
+        return self.shard is not None or bool(self.replicate)
+
     def without_replicas(self) -> Reduction:
         """Return the part of this sum that is over the ranks with other shards."""
         exact = ExactSum(self.shard, None, ()) if self.exact and self.shard else None
@@ -137,33 +142,50 @@ def reduce_gradient(gradient: torch.Tensor, reduction: Reduction) -> torch.Tenso
     Returns:
         With a shard group this rank's `[rows, ...]`, otherwise the same shape.
     """
-    if reduction.shard is None and not reduction.replicate:
+    if not reduction.has_ranks:
         return gradient
+    return finish_reduction(start_reduction(gradient, reduction), get_reduced_shape(gradient, reduction), reduction)
+
+
+def get_reduced_shape(gradient: torch.Tensor, reduction: Reduction) -> torch.Size:
+    """Return the shape of the sum of `gradient`."""
+    if reduction.shard is None:
+        return gradient.shape
+    return torch.Size((gradient.size(0) // reduction.shard.degree, *gradient.shape[1:]))
+
+
+def start_reduction(gradient: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    """Issue the first collective of a reduction that has ranks; nothing may read what it returns but `finish_reduction`."""
     gradient = gradient.to(reduction.dtype or gradient.dtype)
     if reduction.exact is not None:
-        return _sum_exactly(gradient, reduction.exact)
+        return compat.all_to_all(_cut(gradient, reduction.exact), reduction.exact.ranks.degree, reduction.exact.ranks.name)
     if reduction.shard is not None:
-        gradient = compat.reduce_scatter(gradient, reduction.shard.degree, reduction.shard.name)
-    for group in reduction.replicate:
-        gradient = compat.all_reduce(gradient, group.name)
-    return gradient
+        return compat.reduce_scatter(gradient, reduction.shard.degree, reduction.shard.name)
+    return compat.all_reduce(gradient, reduction.replicate[0].name)
 
 
-def _sum_exactly(gradient: torch.Tensor, exact: ExactSum) -> torch.Tensor:
-    """Sum as [Note: exact sum] says, `ranks` being `shards` times `replicas`."""
+def finish_reduction(started: torch.Tensor, shape: torch.Size, reduction: Reduction) -> torch.Tensor:
+    """Wait for what `start_reduction` returned and return the sum, of this shape, after the collectives that are left."""
+    reduced = compat.wait(started)
+    if reduction.exact is not None:
+        mine = _sum_rows(reduced).to(reduced.dtype)
+        if replicas := reduction.exact.replicas:
+            mine = compat.wait(compat.all_gather(mine, replicas.degree, replicas.name))
+        return mine.narrow(0, 0, shape.numel()).view(shape)
+    for group in reduction.replicate if reduction.shard else reduction.replicate[1:]:
+        reduced = compat.wait(compat.all_reduce(reduced, group.name))
+    return reduced
+
+
+def _cut(gradient: torch.Tensor, exact: ExactSum) -> torch.Tensor:
+    """Return the gradient as `[W, piece]`, the i-th piece being that for the i-th rank; see [Note: exact sum]."""
     ranks, replicas = exact.ranks.degree, exact.replicas.degree if exact.replicas else 1
     shards = ranks // replicas
-    shape = gradient.shape if shards == 1 else (gradient.size(0) // shards, *gradient.shape[1:])
     size = gradient.numel() // shards  # elements of a shard
     missing = -size % replicas
     parts = F.pad(gradient.reshape(shards, size), [0, missing]) if missing else gradient
     pieces = parts.reshape(ranks, (size + missing) // replicas)
-    if exact.order:
-        pieces = pieces.index_select(0, torch.tensor(exact.order, device=pieces.device))
-    mine = _sum_rows(compat.all_to_all(pieces, exact.ranks.degree, exact.ranks.name)).to(gradient.dtype)
-    if exact.replicas:
-        mine = compat.all_gather(mine, exact.replicas.degree, exact.replicas.name)
-    return mine.narrow(0, 0, size).view(shape)
+    return pieces.index_select(0, torch.tensor(exact.order, device=pieces.device)) if exact.order else pieces
 
 
 def _sum_rows(rows: torch.Tensor) -> torch.Tensor:

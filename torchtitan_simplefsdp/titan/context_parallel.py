@@ -55,10 +55,10 @@ class _AllGatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, degree: int, group: str) -> torch.Tensor:
         ctx.degree, ctx.group = degree, group
-        return compat.all_gather(x.movedim(2, 0).contiguous(), degree, group).movedim(0, 2)
+        return compat.wait(compat.all_gather(x.movedim(2, 0).contiguous(), degree, group)).movedim(0, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        part = compat.reduce_scatter(grad.movedim(2, 0).contiguous(), ctx.degree, ctx.group)
+        part = compat.wait(compat.reduce_scatter(grad.movedim(2, 0).contiguous(), ctx.degree, ctx.group))
         return part.movedim(0, 2), None, None

@@ -107,19 +107,40 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
     else:
         mesh = parallel_dims.get_mesh(MESH_DIMS[mode])
         reduction = get_reduction(job_config.simple_fsdp.reduction, mesh.device_type)
-        data_parallel(model, mesh, mode=mode, mp_policy=mp_policy, reduction=reduction)
+        data_parallel(
+            model,
+            mesh,
+            mode=mode,
+            mp_policy=mp_policy,
+            reduction=reduction,
+            bucket_plan=get_bucket_plan(job_config.simple_fsdp.bucket_plan),
+            reshard_after_forward=get_reshard_after_forward(
+                job_config.parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled
+            ),
+        )
         dims = ", ".join(f"{name}={size}" for name, size in zip(MESH_DIMS[mode], mesh.shape))
-        applied = f"mode {mode} on mesh ({dims})"
+        applied = f"mode {mode} on mesh ({dims}), bucket_plan {job_config.simple_fsdp.bucket_plan!r}"
         precision += f", gradients summed in {training.mixed_precision_reduce} with the {reduction} reduction"
         if mode != "fully_shard":
             precision += f" (over replicas {job_config.simple_fsdp.replica_reduction})"
     logger.info(f"SimpleFSDP: {applied}; initial weights drawn from seed {model.init_seed}; {precision}")
-    if mode in ("fully_shard", "hybrid_shard"):
-        logger.info(
-            f"SimpleFSDP: parallelism.fsdp_reshard_after_forward={job_config.parallelism.fsdp_reshard_after_forward!r} "
-            "is not active yet: gathered parameters stay in memory until their backward, and where activation "
-            "checkpointing recomputes a block they are freed and gathered again"
-        )
+
+
+def get_bucket_plan(configured: str) -> str | float | None:
+    """Return the plan of `data_parallel` that `simple_fsdp.bucket_plan` stands for."""
+    if configured in ("block", "parameter"):
+        return "block" if configured == "block" else None
+    return float(configured)
+
+
+def get_reshard_after_forward(configured: str, pp_enabled: bool) -> bool | None:
+    """Return what `parallelism.fsdp_reshard_after_forward` stands for, as torchtitan defines it for FSDP2.
+
+    Under pipeline parallelism 'default' keeps the parameters, which several microbatches in flight would gather each.
+    """
+    if configured == "default":
+        return False if pp_enabled else None
+    return configured == "always"
 
 
 def get_reduction(configured: str, device_type: str) -> str:

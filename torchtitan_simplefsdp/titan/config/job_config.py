@@ -33,6 +33,13 @@ class SimpleFSDP:
     on CPU and native on GPU.
     """
 
+    bucket_plan: str = "block"
+    """
+    Which parameters share one all_gather and one reduction: 'block'
+    those of a transformer block, 'parameter' each alone, a number as
+    many MiB of unsharded parameters as that. Same results.
+    """
+
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
     Choices: 'per_step' sums gradients over replicas once per

@@ -1,0 +1,365 @@
+"""Buckets in eager mode: the same bits as one collective per parameter, as many collectives as theory says, in its order.
+
+The oracle is the model with a collective per parameter and without resharding, which other tests compare with FSDP2 and
+one process.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+from tests.tiny_llama import LAYERS, apply_tp, build_tiny_llama, get_batch, train
+from torchtitan_simplefsdp import MixedPrecisionPolicy, accumulate_gradients, data_parallel
+from torchtitan_simplefsdp.core import bucket as bucket_module
+
+from .collective_counter import count_collectives
+from .meshes import build_meshes, get_dp_rank_and_degree
+
+PARAMETERS = 3 + 9 * LAYERS  # of the tiny Llama
+BLOCKS = LAYERS + 2  # buckets of the plan 'block': the embedding, the blocks, final norm and output
+PLANS = {
+    "parameter": None,
+    "block": "block",
+    "MiB": 0.02,
+    "listed": [["layers.1", "tok_embeddings"], ["output.weight", "layers.0.attention"]],
+}
+
+
+def build(mode: str, plan: str, reshard: bool | None, tp: int = 1, checkpointed: bool = False, **options) -> nn.Module:
+    dp_mesh, tp_mesh = build_meshes(mode, tp)
+    model = build_tiny_llama()
+    if tp_mesh is not None:
+        apply_tp(model, tp_mesh)
+    if checkpointed:
+        for name, layer in model.layers.named_children():
+            model.layers[int(name)] = Checkpointed(layer)
+    return data_parallel(model, dp_mesh, mode=mode, bucket_plan=PLANS[plan], reshard_after_forward=reshard, **options)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def find_plans_that_differ(mode: str, tp: int, policy: MixedPrecisionPolicy, reduction: str) -> list[str]:
+    build_here = partial(build, mode, tp=tp, mp_policy=policy, reduction=reduction)
+    train_here = partial(train, dp_rank=get_dp_rank_and_degree(tp)[0], dp_degree=get_dp_rank_and_degree(tp)[1], steps=4)
+    oracle = train_here(build_here("parameter", False))
+    variants = {f"{plan}, reshard {reshard}": (plan, reshard) for plan in PLANS for reshard in (True, False)}
+    variants |= {f"{name}, checkpointed": (*variant, tp, True) for name, variant in variants.items() if "block" in name}
+    wrong = []
+    for name, (plan, reshard, *rest) in variants.items():
+        trained = train_here(build_here(plan, reshard, checkpointed=bool(rest)))
+        wrong += [f"{name}: {kind}" for kind in oracle if not all(map(torch.equal, trained[kind], oracle[kind]))]
+    return wrong
+
+
+@pytest.mark.parametrize("reduction", ["native", "exact"])
+@pytest.mark.parametrize(
+    "world_size, mode, tp", [(4, "replicate", 1), (4, "fully_shard", 1), (4, "hybrid_shard", 1), (4, "fully_shard", 2)]
+)
+def test_every_plan_trains_bitwise_like_one_collective_per_parameter(ranks, world_size, mode, tp, reduction):
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    assert ranks.run(find_plans_that_differ, world_size, mode, tp, policy, reduction) == [[]] * world_size
+
+
+def count_a_step(mode: str, plan: str, reshard: bool | None, checkpointed: bool, reduction: str) -> tuple[dict, dict]:
+    """Return the collectives of the second step's forward and backward."""
+    model = build(mode, plan, reshard, checkpointed=checkpointed, reduction=reduction)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    for _ in range(2):
+        with count_collectives() as forward:
+            out = model(tokens)
+        with count_collectives() as backward:
+            out.sum().backward()
+    return dict(forward), dict(backward)
+
+
+# backward needs no weight of the embedding
+AGAIN = BLOCKS - 1
+
+
+@pytest.mark.parametrize(
+    "mode, plan, reshard, checkpointed, reduction, forward, backward",
+    [
+        ("replicate", "block", True, False, "native", {}, {"all_reduce": BLOCKS}),
+        ("replicate", "block", True, False, "exact", {}, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
+        ("fully_shard", "parameter", False, False, "native", PARAMETERS, {"reduce_scatter": PARAMETERS}),
+        ("fully_shard", "block", False, False, "native", BLOCKS, {"reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", True, False, "native", BLOCKS, {"all_gather": AGAIN, "reduce_scatter": BLOCKS}),
+        # None keeps the bucket behind the last block
+        ("fully_shard", "block", None, False, "exact", BLOCKS, {"all_gather": AGAIN - 1, "all_to_all": BLOCKS}),
+        # the recomputed forward gathers, nothing else does
+        ("fully_shard", "block", None, True, "native", BLOCKS, {"all_gather": LAYERS, "reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", False, True, "native", BLOCKS, {"reduce_scatter": BLOCKS}),
+        (
+            "hybrid_shard", "block", True, False, "native", BLOCKS,
+            {"all_gather": AGAIN, "reduce_scatter": BLOCKS, "all_reduce": BLOCKS},
+        ),
+        ("hybrid_shard", "block", False, False, "exact", BLOCKS, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
+    ],
+)  # fmt: skip
+def test_a_step_has_the_collectives_of_theory(ranks, mode, plan, reshard, checkpointed, reduction, forward, backward):
+    forward = {"all_gather": forward} if isinstance(forward, int) else forward
+    counts = ranks.run(count_a_step, 4, mode, plan, reshard, checkpointed, reduction)
+    assert counts == [(forward, backward)] * 4
+
+
+@contextmanager
+def record_order():
+    """Record when collectives are issued and waited for, and when blocks compute."""
+    events: list[str] = []
+
+    def recorded(name, function):
+        def call(*args):
+            events.append(name)
+            return function(*args)
+
+        return call
+
+    names = ("start_gather", "finish_gather", "start_reduce", "finish_reduce")
+    with mock.patch.multiple(bucket_module, **{n: recorded(n, getattr(bucket_module, n)) for n in names}):
+        yield events
+
+
+def record_a_step(checkpointed: bool) -> tuple[str, str]:
+    """Return the order in the second step; each block of the model computes (c) once forward and once backward."""
+    model = build("fully_shard", "block", True, checkpointed=checkpointed)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    model(tokens).sum().backward()
+    short = {"start_gather": "g", "finish_gather": "w", "start_reduce": "r", "finish_reduce": "d"}
+    with record_order() as events:
+        for layer in model.layers:
+            norm = layer.inner.ffn_norm if checkpointed else layer.ffn_norm
+            norm.register_forward_hook(lambda *_: events.append("c"))
+            norm.register_full_backward_hook(lambda *_: events.append("c"))
+        out = model(tokens)
+        forward, events[:] = "".join(short.get(event, event) for event in events), []
+        out.sum().backward()
+    return forward, "".join(short.get(event, event) for event in events)
+
+
+# g: issue a gather, w: wait for it, c: a block computes, r: issue a reduction, d: wait for it
+FORWARD = ["ggw", "gwc", "gwc", "w"]  # embedding, first block, second block, norm and output
+BACKWARD = ["ggwr", "gwcrd", "wcrd", "rdd"]  # back again: the embedding is not gathered, as its weight is not needed
+BACKWARD_CHECKPOINTED = ["ggwr", "gwccrd", "wccrd", "rdd"]  # a block computes its forward again first
+
+
+def test_gathers_are_issued_one_bucket_ahead_and_reductions_waited_for_one_bucket_later(ranks):
+    assert ranks.run(record_a_step, 2, False) == [("".join(FORWARD), "".join(BACKWARD))] * 2
+    assert ranks.run(record_a_step, 2, True) == [("".join(FORWARD), "".join(BACKWARD_CHECKPOINTED))] * 2
+
+
+def watch_memory(reshard: bool | None, checkpointed: bool) -> tuple[list[int], int, int]:
+    """Return which buckets' unsharded parameters are alive after forward, and how many at most in forward and backward."""
+    model = build("fully_shard", "block", reshard, checkpointed=checkpointed)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    storages: dict[int, list[StorageWeakRef]] = {}
+    most = 0
+
+    def get_alive() -> list[int]:
+        return [number for number, refs in storages.items() if not all(ref.expired() for ref in refs)]
+
+    finish_gather = bucket_module.finish_gather
+
+    def watched(started, shards, wire):
+        nonlocal most
+        tensors = finish_gather(started, shards, wire)
+        number = cuts.setdefault(tuple(id(shard) for shard in shards), len(cuts))
+        storages.setdefault(number, []).extend(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
+        most = max(most, len(get_alive()))
+        return tensors
+
+    cuts: dict[tuple, int] = {}
+    with mock.patch.object(bucket_module, "finish_gather", watched):
+        out = model(tokens)
+        after_forward, most_in_forward, most = get_alive(), most, 0
+        out.sum().backward()
+    assert get_alive() == []
+    return after_forward, most_in_forward, most
+
+
+@pytest.mark.parametrize(
+    "reshard, checkpointed, alive_after_forward, most_in_forward, most_in_backward",
+    [
+        # the bucket behind the last block is kept by None
+        (True, False, [], 1, 1),
+        (None, False, [3], 1, 1),
+        (True, True, [], 1, 1),
+    ],
+)
+def test_unsharded_parameters_are_freed_after_forward_and_after_their_reduction(
+    ranks, reshard, checkpointed, alive_after_forward, most_in_forward, most_in_backward
+):
+    expected = alive_after_forward, most_in_forward, most_in_backward
+    assert ranks.run(watch_memory, 2, reshard, checkpointed) == [expected] * 2
+
+
+class Mixed(nn.Module):
+    """Blocks with a frozen one, a tie into another block, a parameter that is not used and one that has no dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)) for _ in range(4))
+        self.blocks[1].requires_grad_(False)
+        self.blocks[2][2].weight = self.blocks[0][0].weight
+        self.blocks[3].unused = nn.Parameter(torch.ones(3))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + self.scale * block(x)
+        return x
+
+
+def compare_mixed_with_one_process(mode: str, plan: str) -> None:
+    torch.manual_seed(0)
+    model = Mixed()
+    oracle = copy.deepcopy(model)
+    data_parallel(model, build_meshes(mode)[0], mode=mode, bucket_plan=plan, reshard_after_forward=True)
+    rank, degree = get_dp_rank_and_degree()
+    x = torch.randn(2 * degree, 5, generator=torch.Generator().manual_seed(1))
+    mine = x[2 * rank : 2 * rank + 2].requires_grad_()
+    for _ in range(2):  # the second forward prefetches
+        model.zero_grad()
+        mine.grad = None
+        out = model(mine)
+        assert torch.equal(out, oracle(mine))
+        out.square().sum().backward()
+    same = mine.detach().requires_grad_()
+    oracle(same).square().sum().backward()
+    assert torch.equal(mine.grad, same.grad)
+    oracle.zero_grad()
+    oracle(x).square().sum().backward()
+    for (fqn, parameter), expected in zip(model.named_parameters(), oracle.parameters()):
+        assert (parameter.grad is None) == (expected.grad is None), fqn
+        if expected.grad is not None:
+            # the sum over ranks has another order than the sum over the batch
+            torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad)
+
+
+@pytest.mark.parametrize("plan", ["block", 0.0001, None])
+@pytest.mark.parametrize("mode", ["replicate", "fully_shard", "hybrid_shard"])
+def test_frozen_tied_and_unused_parameters_of_buckets_compute_as_on_one_process(ranks, mode, plan):
+    ranks.run(compare_mixed_with_one_process, 4, mode, plan)
+
+
+def check_unusual_uses() -> None:
+    model = build("fully_shard", "block", True)
+    oracle = build("fully_shard", "parameter", False)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    expected = oracle(tokens)
+    expected.sum().backward()
+
+    def check(out: torch.Tensor) -> None:
+        out.sum().backward()
+        assert torch.equal(out, expected)
+        for parameter, other in zip(model.parameters(), oracle.parameters()):
+            assert torch.equal(parameter.grad.to_local(), other.grad.to_local())
+        model.zero_grad()
+
+    check(model(tokens))
+    # without autograd, between two steps and between a forward and its backward
+    out = model(tokens)
+    with torch.no_grad():
+        assert torch.equal(model(tokens), expected)
+    check(out)
+    # a forward that raises leaves nothing open, and what it prefetched is dropped
+    with mock.patch.object(F, "silu", side_effect=KeyError), pytest.raises(KeyError):
+        model(tokens)
+    check(model(tokens))
+    # a copy made between a forward and its backward
+    out = model(tokens)
+    copied = copy.deepcopy(model)
+    check(out)
+    assert torch.equal(copied(tokens), expected)
+    # one graph twice
+    out = model(tokens)
+    out.sum().backward(retain_graph=True)
+    model.zero_grad()
+    check(out)
+    # a first read without autograd, then one with
+    block = model.layers[0]
+    block.attention_norm.register_forward_pre_hook(lambda module, _: _read_without_autograd(module))
+    check(model(tokens))
+    # two forwards before their backwards
+    first, second = model(tokens), model(tokens)
+    check(first)
+    check(second)
+    # a block by itself, and a weight by hand
+    x = torch.ones(1, 4, model.tok_embeddings.embedding_dim)
+    assert torch.equal(model.layers[1](x), oracle.layers[1](x))
+    assert torch.equal(model.output.weight, oracle.output.weight)
+
+
+def _read_without_autograd(module: nn.Module) -> None:
+    with torch.no_grad():
+        assert not module.weight.requires_grad
+
+
+def test_buckets_survive_unusual_uses(ranks):
+    ranks.run(check_unusual_uses, 2)
+
+
+def check_writes_between_forward_and_backward() -> None:
+    for reshard in (True, False):
+        model = build("fully_shard", "block", reshard)
+        out = model(get_batch(0, 2, model.vocab_size)[0])
+        with torch.no_grad():
+            model.layers[0].ffn.w1._parameters["weight"].add_(1)
+        if reshard:
+            with pytest.raises(RuntimeError, match="'layers.0.attention_norm.weight' were written between a forward and"):
+                out.sum().backward()
+        else:
+            out.sum().backward()
+
+
+def test_parameters_written_before_they_are_gathered_again_are_an_error(ranks):
+    ranks.run(check_writes_between_forward_and_backward, 2)
+
+
+def count_two_forwards(reshard: bool) -> tuple[int, int]:
+    """Two microbatches in flight, as in a pipeline; then a write, which makes what was gathered stale."""
+    model = build("fully_shard", "block", reshard)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    with count_collectives() as both:
+        outs = [model(tokens) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    with count_collectives() as after_a_write:
+        model(tokens)
+    assert not torch.equal(model(tokens), outs[0])
+    return both["all_gather"], after_a_write["all_gather"]
+
+
+def test_microbatches_in_flight_share_a_gather_unless_resharding(ranks):
+    assert ranks.run(count_two_forwards, 2, True) == [(2 * BLOCKS, BLOCKS)] * 2
+    assert ranks.run(count_two_forwards, 2, False) == [(BLOCKS, BLOCKS)] * 2
+
+
+def check_parts_of_buckets_cannot_accumulate() -> None:
+    model = build("replicate", "block", None)
+    with pytest.raises(ValueError, match="'layers.0.attention_norm.weight' is not in this part of the model, but shares"):
+        with accumulate_gradients(model.layers[0].ffn):
+            pass
+    with accumulate_gradients(model.layers[0]):
+        pass
+
+
+def test_accumulation_of_a_part_of_a_bucket_is_refused(ranks):
+    ranks.run(check_parts_of_buckets_cannot_accumulate, 2)
