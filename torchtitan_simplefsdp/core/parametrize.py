@@ -158,7 +158,7 @@ def _getter(name: str):
                 f"data_parallel: parameter {name!r} of {type(self).__name__} was replaced by a plain tensor after sharding. "
                 "Copy new values into the sharded parameter instead, or replace it before data_parallel."
             )
-        if not torch.compiler.is_compiling() and name in self._simple_fsdp_buckets:
+        if name in self._simple_fsdp_buckets:
             bucket, index = self._simple_fsdp_buckets[name]
             if bucket.is_open:
                 return bucket.read(index)

@@ -81,6 +81,22 @@ def _get_validation_faults(config: JobConfig, world_size: int, train_spec: Train
         )
 
 
+def _get_bucket_plan_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    plan = config.simple_fsdp.bucket_plan
+    if plan not in ("block", "parameter") and not _is_size(plan):
+        yield (
+            f"simple_fsdp.bucket_plan={plan!r} must be 'block' (one collective per transformer block), 'parameter', or a "
+            "size in MiB above 0, as '25'."
+        )
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
 def _get_memory_budget_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     if config.activation_checkpoint.mode == "memory_budget" and not is_model_compiled(config):
         yield (
@@ -147,6 +163,7 @@ FEATURE_RULES = (
         _get_worker_faults,
     ),
     Rule(("validation", "parallelism"), _get_validation_faults),
+    Rule(("simple_fsdp.bucket_plan",), _get_bucket_plan_faults),
     Rule(("activation_checkpoint.mode", "compile"), _get_memory_budget_faults),
     Rule(("fault_tolerance.enable", "memory_estimation.enable"), _get_other_trainer_faults),
     Rule(("profiling", "parallelism", "model", "compile", "activation_checkpoint"), _get_cpu_faults),
