@@ -33,6 +33,7 @@ __all__ = [
     "get_group_of_collective",
     "get_sequence_number",
     "is_in_place",
+    "is_inferring_shapes",
     "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
@@ -126,3 +127,9 @@ def get_backward_sequence_number() -> int | None:
     """Return the number of the autograd node whose backward runs now; None: no backward runs."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
+
+
+def is_inferring_shapes() -> bool:
+    """Return whether an op that a dispatch mode sees only infers a shape: inside of a FakeTensor's op, and of DTensor's
+    sharding propagation, which runs each new op once on fake tensors of the global shape."""
+    return torch._C._meta_in_tls_dispatch_include()

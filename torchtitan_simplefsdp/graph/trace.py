@@ -92,6 +92,9 @@ def trace_step(
 ) -> list[Collective | Compute]:
     """Run `step` once and return what it did, in order. Every rank of a real group must call this alike.
 
+    Under fake tensors run a step with DTensors once before: DTensor infers the shape of each new op by running it on the
+    global shape, which looks like an op of the step then. (In a real run it does not.)
+
     Args:
         step: forward, backward and what else is to be seen.
         modules: pairs of label and module; their forward is phase 'forward', the innermost one counts. Labels may repeat.
@@ -164,6 +167,8 @@ class _Trace(compat.TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor then runs the op as ops on local tensors, which come here
         kwargs = kwargs or {}
+        if compat.is_inferring_shapes():
+            return func(*args, **kwargs)
         out = func(*args, **kwargs)
         tensors = [leaf for leaf in compat.tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)]
         if not tensors:

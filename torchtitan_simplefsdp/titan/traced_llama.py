@@ -132,16 +132,26 @@ def _get_tp_local_size(parameter: torch.Tensor) -> int:
 
 def _trace(model: nn.Module, layout: Layout, meshes: list[DeviceMesh]) -> list[Collective | Compute]:
     model.to_empty(device="cpu")
-    loss = _Loss()
-    modules = [(EMBEDDING, model.tok_embeddings), (LAYER, model.layers["0"])]
-    modules += [(HEAD, model.norm), (HEAD, model.output), (HEAD, loss)]
+    loss = Loss()
     tokens = torch.zeros(layout.local_batch, layout.seq_len, dtype=torch.int64)
     labels = torch.zeros_like(tokens)
-    return trace_step(lambda: loss(model(tokens), labels).backward(), modules, meshes)
+
+    def step() -> None:
+        loss(model(tokens), labels).backward()
+
+    step()  # DTensor runs each new op once more, on the global shape; under fake tensors a trace cannot tell it from the real one
+    return trace_step(step, build_labels(model, loss), meshes)
 
 
-class _Loss(nn.Module):
-    """torchtitan's loss as a module, so that it has a place of its own in the trace."""
+class Loss(nn.Module):
+    """torchtitan's loss as a module, so that it has a place in the trace."""
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return cross_entropy_loss(logits, labels)
+
+
+def build_labels(model: nn.Module, loss: Loss) -> list[tuple[str, nn.Module]]:
+    """Return the parts of a model for `trace_step`: EMBEDDING, LAYER, HEAD, and of several layers LAYER0, LAYER1, ..."""
+    layers = list(model.layers.values())
+    labels = [LAYER] if len(layers) == 1 else [f"{LAYER}{number}" for number in range(len(layers))]
+    return [(EMBEDDING, model.tok_embeddings), *zip(labels, layers), *((HEAD, part) for part in (model.norm, model.output, loss))]
