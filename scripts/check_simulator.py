@@ -1,4 +1,4 @@
-"""Check the simulator on this machine: predicted against measured steps, and write the table of docs/scaling.md.
+"""Check the simulator on this machine, predicted against measured steps, and write docs/scaling.md.
 
     python scripts/check_simulator.py [--ranks 2 4] [--rounds 10] [--print]
 
@@ -50,7 +50,8 @@ def build_run(mode: str) -> tuple[Callable[[], None], nn.Module, Loss]:
     """Return a step of forward and backward in a mode, and the modules that it runs."""
     torch.manual_seed(0)
     model = SimpleFSDPTransformer(llama3_args["debugmodel"])
-    model.init_weights()
+    with torch.no_grad():
+        model.init_weights()
     if mode == BASELINE:
         apply_mixed_precision(model, MixedPrecisionPolicy())
     else:
@@ -86,7 +87,9 @@ def check(rounds: int) -> None:
         # groups by mesh dim are not needed: every collective of these runs is data parallelism's
         events = trace_step(step, build_labels(model, loss))
         groups = {event.group for event in events if isinstance(event, Collective)}
-        predicted[mode] = predict(build_step(events, cost, groups, {}), cost, SCHEDULES["front end alone"], reshard=False)
+        predicted[mode] = predict(
+            build_step(events, cost, groups, {}), cost, SCHEDULES["front end alone"], reshard=False
+        )
     if dist.get_rank() == 0:
         for mode, prediction in predicted.items():
             step, exposed = prediction.timeline.step_seconds, prediction.timeline.exposed_seconds

@@ -2,9 +2,9 @@
 
     python scripts/measure_cost_model.py [--ranks 2] [--output cost_model.toml] [--rounds 7] [--mib 16]
 
-Starts that many ranks, with NCCL one per GPU where there are GPUs, else with gloo; about half a minute on 2 cores. On several nodes start it on each
-with torchrun instead: `torchrun --nnodes 2 --nproc-per-node 8 ... scripts/measure_cost_model.py`; it then measures the network
-too. Run it on a quiet machine.
+Starts that many ranks, with NCCL one per GPU where there are GPUs, else with gloo; about half a minute on 2 cores. On
+several nodes start it on each with torchrun instead: `torchrun --nnodes 2 --nproc-per-node 8 ...
+scripts/measure_cost_model.py`; it then measures the network too. Run it on a quiet machine.
 """
 
 import argparse

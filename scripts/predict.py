@@ -1,10 +1,10 @@
-"""Predict steps of Llama 3 8B, 70B and 405B on 8 to 4096 GPUs and write the tables and the picture of docs/scaling.md.
+"""Predict steps of Llama 3 8B, 70B and 405B on 8 to 4096 GPUs and write them to docs/scaling.md.
 
     python scripts/predict.py [--cost-model FILE.toml] [--print]
 
 Traces rank 0 of every layout on fake tensors and a fake process group, and simulates each schedule on the cost model:
-without --cost-model that of H100s in torchtitan_simplefsdp/graph/machines.py. About one minute on one core; deterministic. --print leaves the
-document alone.
+without --cost-model that of H100s in torchtitan_simplefsdp/graph/machines.py. Deterministic; about one minute on one core.
+--print leaves the document alone.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def build_cases() -> list[Case]:
             cases.append(Case(Layout(flavor, shard=fsdp, tp=8, checkpoint="full"), True))
             cases.append(Case(Layout(flavor, shard=fsdp, tp=8, checkpoint="full"), False))
             if fsdp > fewest // 8:
-                cases.append(Case(Layout(flavor, replicate=ranks // fewest, shard=fewest // 8, tp=8, checkpoint="full"), True))
+                cases.append(
+                    Case(Layout(flavor, replicate=ranks // fewest, shard=fewest // 8, tp=8, checkpoint="full"), True)
+                )
     return cases
 
 
@@ -93,7 +95,10 @@ def predict_all(traced: TracedLlama, cost: CostModel, reshard: bool, compiled: b
 
 def build_table(cost: CostModel, cases: list[Case], traces: dict[Layout, TracedLlama]) -> tuple[list[str], dict]:
     """Return the table's lines and the predictions by case."""
-    lines = ["| model | GPUs | mode | GB sent per rank (of minimum) | step without communication |", "|---|---|---|---|---|"]
+    lines = [
+        "| model | GPUs | mode | GB sent per rank (of minimum) | step without communication |",
+        "|---|---|---|---|---|",
+    ]
     names = [*SCHEDULES, AUTO]
     lines = [f"{line} {' | '.join(cells)} |" for line, cells in zip(lines, (names, ["---"] * len(names)))]
     predictions = {}
@@ -103,9 +108,15 @@ def build_table(cost: CostModel, cases: list[Case], traces: dict[Layout, TracedL
         sent = next(iter(all_of_case.values())).wire_bytes
         least = get_minimum_bytes(traced.tp_local_parameters, 2, 4, layout.shard, layout.replicate, case.reshard)
         compute = next(iter(all_of_case.values())).timeline.compute_seconds
-        cells = [f"{p.timeline.exposed_seconds * 1e3:,.0f} ms, {p.timeline.peak_bytes / 1e9:.1f} GB" for p in all_of_case.values()]
-        cells[-1] += f" ({all_of_case[AUTO].bucket // 2**20} MiB)"
-        degrees = f"{case.mode} {layout.replicate} x {layout.shard}" if layout.replicate > 1 < layout.shard else case.mode
+        cells = [
+            f"{p.timeline.exposed_seconds * 1e3:,.0f} ms, {p.timeline.peak_bytes / 1e9:.1f} GB"
+            for p in all_of_case.values()
+        ]
+        bucket = all_of_case[AUTO].bucket
+        cells[-1] += f" ({bucket if bucket == 'block' else f'{bucket // 2**20} MiB'})"
+        degrees = (
+            f"{case.mode} {layout.replicate} x {layout.shard}" if layout.replicate > 1 < layout.shard else case.mode
+        )
         tp = f", TP {layout.tp}" if layout.tp > 1 else ""
         lines.append(
             f"| {layout.flavor} | {layout.ranks} | {degrees}{tp} | {sent / 1e9:.2f} ({sent / least:.3f}) | "
@@ -136,7 +147,12 @@ def plot(predictions: dict[Case, dict[str, Prediction]]) -> None:
         cases = [c for c in predictions if c.layout.flavor == flavor and c.mode == "fully_shard, reshard"]
         for name in predictions[cases[0]]:
             timelines = [predictions[case][name].timeline for case in cases]
-            axes.plot([c.layout.ranks for c in cases], [100 * t.exposed_seconds / t.step_seconds for t in timelines], "o-", label=name)
+            axes.plot(
+                [c.layout.ranks for c in cases],
+                [100 * t.exposed_seconds / t.step_seconds for t in timelines],
+                "o-",
+                label=name,
+            )
         axes.set_xscale("log", base=2)
         axes.set_title(f"llama3 {flavor}, fully_shard with reshard")
         axes.set_xlabel("GPUs")

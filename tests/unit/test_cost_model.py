@@ -55,7 +55,9 @@ def test_a_collective_takes_latency_steps_and_bytes_by_hand(kind, ranks, nodes, 
 
 def test_many_ports_are_no_faster_than_the_links_within_a_node():
     wide = dataclasses.replace(MODEL, ranks_per_node=8)
-    assert wide.seconds("all_gather", 800, 16, 2) == pytest.approx(0.5 + 14 * 0.01 + 0.1 + 800 * 15 / 16 / 100, rel=1e-12)
+    assert wide.seconds("all_gather", 800, 16, 2) == pytest.approx(
+        0.5 + 14 * 0.01 + 0.1 + 800 * 15 / 16 / 100, rel=1e-12
+    )
 
 
 def test_nodes_are_counted_by_consecutive_global_ranks():
@@ -98,9 +100,18 @@ def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
         (("float32 = 1000.0", "float32 = 0"), "flops_per_second.float32=0 must be a number above 0"),
         (("float32 = 1000.0", 'float32 = "fast"'), "flops_per_second.float32='fast' must be a number above 0"),
         (("float32 = 1000.0", ""), "flops_per_second is empty"),
-        (("latency_seconds = 0.5", "latency_seconds = -1"), "collectives.all_gather.latency_seconds=-1 must be a number not below 0"),
-        (("[collectives.all_gather]", "[collectives.allgather]"), "collectives.all_gather is missing; collectives.allgather is not one of"),
-        (("intra_node_step_seconds", "steps"), "collectives.all_gather.intra_node_step_seconds is missing; unknown key collectives.all_gather.steps"),
+        (
+            ("latency_seconds = 0.5", "latency_seconds = -1"),
+            "collectives.all_gather.latency_seconds=-1 must be a number not below 0",
+        ),
+        (
+            ("[collectives.all_gather]", "[collectives.allgather]"),
+            "collectives.all_gather is missing; collectives.allgather is not one of",
+        ),
+        (
+            ("intra_node_step_seconds", "steps"),
+            "collectives.all_gather.intra_node_step_seconds is missing; unknown key collectives.all_gather.steps",
+        ),
         (("[flops_per_second]", "[flops_per_second"), "is not TOML"),
     ],
 )
@@ -129,7 +140,9 @@ def test_a_line_that_would_start_below_zero_starts_at_zero():
     assert fit_line([1.0, 4.0], [0.5, 4.0]) == (0.0, pytest.approx((4 + 1) / (2 + 1)))
 
 
-@pytest.mark.parametrize("sizes, seconds, message", [([4.0, 4.0], [1.0, 1.0], "needs two sizes"), ([1.0, 2.0], [2.0, 1.0], "do not grow")])
+@pytest.mark.parametrize(
+    "sizes, seconds, message", [([4.0, 4.0], [1.0, 1.0], "needs two sizes"), ([1.0, 2.0], [2.0, 1.0], "do not grow")]
+)
 def test_times_without_a_line_are_refused(sizes, seconds, message):
     with pytest.raises(ValueError, match=message):
         fit_line(sizes, seconds)

@@ -1,4 +1,4 @@
-"""Traces of a tiny Llama under a fake group against lists written by hand: kinds, bytes, groups, phases, places, FLOPs."""
+"""Traces of a tiny Llama under a fake group against lists by hand: kinds, bytes, groups, phases, places, FLOPs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def test_flops_are_those_of_the_local_matrix_products_and_of_half_the_attention_
     tokens = 2 * SEQ_LEN
     products = 2 * tokens * (2 * (4 * MATRIX + 3 * FFN) + EMBEDDING) // tp  # the first embedding is looked up
     attention = 2 * 2 * 2 * HEADS * SEQ_LEN**2 * (DIM // HEADS) * 2 // 2 // tp  # layers, products, 2, sequences, mask
-    flops = {phase: sum(event.flops for event in events if event.phase == phase) for phase in ("forward", "backward", "other")}
+    flops = {
+        phase: sum(event.flops for event in events if event.phase == phase)
+        for phase in ("forward", "backward", "other")
+    }
     assert flops == {"forward": products + attention, "backward": 2 * products + attention * 5 // 2, "other": 0}
 
 

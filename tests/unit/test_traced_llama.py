@@ -18,8 +18,9 @@ from torchtitan_simplefsdp.titan.traced_llama import LAYER, Layout, trace_llama
 @pytest.fixture(autouse=True)
 def no_rebinds():
     """Globals of torchtitan stay as they are for other tests; all that a trace needs of them is the device."""
-    with mock.patch.object(traced_llama, "apply_rebinds", lambda config: None), mock.patch(
-        "torchtitan.distributed.parallel_dims.device_type", "cpu"
+    with (
+        mock.patch.object(traced_llama, "apply_rebinds", lambda config: None),
+        mock.patch("torchtitan.distributed.parallel_dims.device_type", "cpu"),
     ):
         yield
 
@@ -32,7 +33,11 @@ def no_rebinds():
         (Layout("8B", replicate=8), 8_030_261_248, 8_030_261_248),
         (Layout("8B", replicate=2, shard=4, checkpoint="none"), 8_030_261_248, 8_030_261_248),
         (Layout("70B", shard=32, tp=8, checkpoint="full"), 70_553_706_496, (70_553_706_496 + 7 * 161 * 8192) // 8),
-        (Layout("405B", replicate=16, shard=32, tp=8, checkpoint="full"), 405_853_388_800, (405_853_388_800 + 7 * 253 * 16384) // 8),
+        (
+            Layout("405B", replicate=16, shard=32, tp=8, checkpoint="full"),
+            405_853_388_800,
+            (405_853_388_800 + 7 * 253 * 16384) // 8,
+        ),
     ],
 )
 def test_sizes_are_the_models_and_bytes_the_least(layout, parameters, tp_local):
@@ -42,12 +47,18 @@ def test_sizes_are_the_models_and_bytes_the_least(layout, parameters, tp_local):
     for reshard in {False, layout.shard > 1}:
         least = get_minimum_bytes(tp_local, 2, 4, layout.shard, layout.replicate, reshard)
         for schedule in SCHEDULES.values():
-            assert predict(step, H100, schedule, reshard).wire_bytes == pytest.approx(least, rel=1e-12)  # sums of floats
+            assert predict(step, H100, schedule, reshard).wire_bytes == pytest.approx(
+                least, rel=1e-12
+            )  # sums of floats
 
 
 def test_rows_that_do_not_divide_are_padded():
     traced = trace_llama(Layout("8B", shard=4096))
-    gathered = sum(e.bytes * (traced.layers if e.where == LAYER else 1) for e in traced.events if e[0] == "all_gather" and e.phase == "forward")
+    gathered = sum(
+        e.bytes * (traced.layers if e.where == LAYER else 1)
+        for e in traced.events
+        if e[0] == "all_gather" and e.phase == "forward"
+    )
     # 1024 rows of wk and wv, 14336 of w1 and w3, 128256 of both embeddings go up to 4096, 16384 and 131072
     missing = 32 * (2 * 3072 + 2 * 2048) * 4096 + 2 * 2816 * 4096
     assert gathered == 2 * (traced.parameters + missing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "FakeTensorMode",  # tensors with shapes and devices but no memory, to trace a step of any size
+    "OpOverload",  # type of an op as a dispatch mode sees it
     "FakeStore",  # the store of a fake process group
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones
     "all_gather",
@@ -87,7 +89,7 @@ def strided_shard(dim: int, split_factor: int) -> Placement:
     return _StridedShard(dim, split_factor=split_factor)
 
 
-def is_in_place(op: torch._ops.OpOverload) -> bool:
+def is_in_place(op: OpOverload) -> bool:
     """Return whether an op, as a dispatch mode sees it, writes to an argument."""
     return op._schema.is_mutable
 
@@ -98,7 +100,7 @@ def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None
         torch._foreach_mul_(tensors, factor)
 
 
-def get_argument(op: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict) -> Any:
+def get_argument(op: OpOverload, name: str, args: tuple, kwargs: dict) -> Any:
     """Return the argument of this name that an op gets, or its default; None: the op has no such argument."""
     for position, argument in enumerate(op._schema.arguments):
         if argument.name == name:
@@ -106,7 +108,7 @@ def get_argument(op: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict
     return None
 
 
-def get_group_of_collective(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> torch.distributed.ProcessGroup:
+def get_group_of_collective(op: OpOverload, args: tuple, kwargs: dict) -> torch.distributed.ProcessGroup:
     """Return the process group of a collective as a dispatch mode sees it.
 
     Functional collectives name their group; those of c10d (FSDP2, DDP, torch.distributed's own calls) hold it boxed.

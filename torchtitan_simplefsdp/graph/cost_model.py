@@ -1,4 +1,4 @@
-"""CostModel: how long a collective or an op takes on a machine, from numbers in a TOML file, the same on all ranks.
+"""CostModel: how long a collective or an op takes on a machine, by numbers in a TOML file.
 
 Passes that bucket and reorder must decide alike on every rank, so nothing is measured while they run: the numbers are
 given, or measured once by scripts/measure_cost_model.py, which writes the file.
@@ -75,7 +75,9 @@ class CostModel:
 
     def __post_init__(self) -> None:
         faults = [f"collectives.{kind} is missing" for kind in KINDS if kind not in self.collectives]
-        faults += [f"collectives.{kind} is not one of {', '.join(KINDS)}" for kind in self.collectives if kind not in KINDS]
+        faults += [
+            f"collectives.{kind} is not one of {', '.join(KINDS)}" for kind in self.collectives if kind not in KINDS
+        ]
         faults += [f"{key}={value!r} must be a number {bound}" for key, value, bound in self._find_wrong_numbers()]
         if type(self.ranks_per_node) is not int or self.ranks_per_node < 1:
             faults.append(f"ranks_per_node={self.ranks_per_node!r} must be a whole number, at least 1")

@@ -12,11 +12,11 @@ from torch.utils.flop_counter import flop_registry
 
 from torchtitan_simplefsdp.core import compat
 
-# Ops that return memory without touching it, and are no views to torch; prim ops ask for a tensor's device and the like.
+# Ops that return memory without touching it, and are no views to torch. (prim ops ask for a tensor's device and the like.)
 _FREE_OPS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
-def count_flops(op: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any) -> int:
+def count_flops(op: compat.OpOverload, args: tuple, kwargs: dict, out: Any) -> int:
     """Return the multiplications and additions of matrix products and attention; 0 for all other ops."""
     if "scaled_dot_product" in op.name() and "attention" in op.name():
         return _count_attention(op, args, kwargs)
@@ -24,14 +24,14 @@ def count_flops(op: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any) 
     return 0 if formula is None else formula(*args, **kwargs, out_val=out)
 
 
-def count_bytes(op: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any) -> int:
+def count_bytes(op: compat.OpOverload, args: tuple, kwargs: dict, out: Any) -> int:
     """Return the bytes of the tensors that an op reads and writes; 0 for views and others that touch no memory."""
     if op.is_view or op.namespace == "prim" or op.name().removeprefix("aten::").partition(".")[0] in _FREE_OPS:
         return 0
     return sum(leaf.nbytes for leaf in compat.tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor))
 
 
-def _count_attention(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> int:
+def _count_attention(op: compat.OpOverload, args: tuple, kwargs: dict) -> int:
     """Two matrix products forward, five backward (one recomputes the scores); a causal mask leaves half of each.
 
     torch's own formulas count the whole square and lack the CPU kernel.

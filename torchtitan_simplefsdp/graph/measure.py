@@ -1,8 +1,8 @@
 """Measure: the cost model of the machine that the ranks of a process group run on.
 
-All ranks do everything at the same time, because ranks on one machine share its memory. Each number is a median; latency and
-bandwidth of a collective are a line through its times over sizes, fitted with relative errors, so that small sizes count
-as much as large ones.
+All ranks do everything at the same time, because ranks on one machine share its memory. Each number is a median; latency
+and bandwidth of a collective are a line through its times over sizes, fitted with relative errors, so that small sizes
+count as much as large ones.
 
 Not here: the command and the file (scripts/measure_cost_model.py).
 """
@@ -22,7 +22,7 @@ from .cost_model import KINDS, CollectiveCost, CostModel, get_wire_bytes
 
 
 def measure_cost_model(device: torch.device, ranks_per_node: int, rounds: int, most_bytes: int) -> CostModel:
-    """Measure on all ranks of the default group; every rank must call this, and gets numbers of its own: take those of rank 0.
+    """Measure on all ranks of the default group; each must call this and gets numbers of its own: take those of rank 0.
 
     Args:
         device: this rank's.
@@ -71,7 +71,9 @@ def fit_line(wire_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[flo
     if latency < 0:  # then the best line that starts at 0
         latency, slope = 0.0, ((x / t).sum() / (x / t).square().sum()).item()
     if slope <= 0:
-        raise ValueError(f"fit_line: times {list(seconds)} do not grow with bytes {list(wire_bytes)}. Measure on a quiet machine.")
+        raise ValueError(
+            f"fit_line: times {list(seconds)} do not grow with bytes {list(wire_bytes)}. Measure on a quiet machine."
+        )
     return latency, 1 / slope
 
 

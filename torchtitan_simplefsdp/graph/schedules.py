@@ -1,9 +1,10 @@
-"""Schedules: what is bucketed, prefetched and overlapped, and the step that each of them gives, predicted.
+"""Schedules: what is bucketed, prefetched and overlapped, and the step that it gives, predicted.
 
 [Note: what overlaps]
-Without overlap compute waits for every collective: what the front end alone does. With overlap, gathers are issued ahead by
-`prefetch` buckets and reductions are waited for at the end of the step. All collectives share one stream: gathers and
-reductions travel over the same wires. A gathered bucket is held until its last use: in forward with reshard, in backward.
+Without overlap compute waits for every collective: what the front end alone does. With overlap, gathers are issued ahead
+by `prefetch` buckets and reductions are waited for at the end of the step. All collectives share one stream: gathers and
+reductions travel over the same wires. A gathered bucket is held until its last use: with reshard in each of forward and
+backward, else from forward to backward.
 
 Not here: what a step consists of (segments.py), how long things take (cost_model.py).
 """
@@ -52,7 +53,7 @@ class Prediction(NamedTuple):
         wire_bytes: bytes that a rank sends for data parallelism.
         collectives: number of data-parallel collectives.
         bucket: the schedule's.
-        tensor_parallel_seconds: communication of tensor parallelism; compute waits for it, so it is part of compute's time.
+        tensor_parallel_seconds: communication of tensor parallelism; compute waits for it: it is part of compute's time.
     """
 
     timeline: Timeline
@@ -82,16 +83,20 @@ def predict(step: Step, cost: CostModel, schedule: Schedule, reshard: bool) -> P
 
 
 def predict_auto(step: Step, cost: CostModel, reshard: bool, most_bytes: int) -> Prediction:
-    """Return the fastest step over bucket sizes from 1 MiB to 16 GiB that holds at most `most_bytes`; the smaller at equal speed.
+    """Return the fastest step over block buckets and sizes from 1 MiB to 16 GiB, with prefetch, within `most_bytes`.
+
+    At equal speed block buckets are taken, then the smaller size.
 
     Raises:
-        ValueError: no size stays within `most_bytes`.
+        ValueError: no bucket plan stays within `most_bytes`.
     """
-    predictions = [predict(step, cost, Schedule(size, 1, True), reshard) for size in _AUTO_SIZES]
+    predictions = [predict(step, cost, Schedule(bucket, 1, True), reshard) for bucket in ("block", *_AUTO_SIZES)]
     fitting = [p for p in predictions if p.timeline.peak_bytes <= most_bytes]
     if not fitting:
         least = min(p.timeline.peak_bytes for p in predictions)
-        raise ValueError(f"predict_auto: no bucket size holds at most {most_bytes} bytes; the least is {least}. Allow that.")
+        raise ValueError(
+            f"predict_auto: no bucket plan holds at most {most_bytes} bytes; the least is {least}. Allow that."
+        )
     return min(fitting, key=lambda p: p.timeline.step_seconds)
 
 
@@ -146,9 +151,13 @@ class _Program:
         self._cost, self._schedule, self._step = cost, schedule, step
 
     def append_pass(
-        self, buckets: list[list[Unit]], gathers: list[list[Collective]], reductions: list[list[Collective]], frees: bool
+        self,
+        buckets: list[list[Unit]],
+        gathers: list[list[Collective]],
+        reductions: list[list[Collective]],
+        frees: bool,
     ) -> None:
-        """Append forward or backward: per bucket its gathers, compute and reductions; `frees`: compute is the last use."""
+        """Append forward or backward: per bucket gathers, compute and reductions; `frees`: compute is the last use."""
         start = self._get_last()  # of the pass before
         before = start  # compute of the bucket before
         reduced: tuple[int, ...] = ()
@@ -172,9 +181,7 @@ class _Program:
         for number, collective in enumerate(collectives):
             seconds = get_collective_seconds(self._cost, collective)
             is_last = number == len(collectives) - 1
-            self.tasks.append(
-                Task(COMMUNICATION, seconds, after, 0 if number else allocates, frees if is_last else 0)
-            )
+            self.tasks.append(Task(COMMUNICATION, seconds, after, 0 if number else allocates, frees if is_last else 0))
             self.issued.append(collective)
             after = self._get_last()
         return after if collectives else ()

@@ -1,4 +1,4 @@
-"""Simulate: when tasks of two in-order streams, compute and communication, start and end, and what memory they hold.
+"""Simulate: when tasks of a compute and a communication stream start and end, and what memory they hold.
 
 Not here: which tasks a step has (schedules.py).
 """
@@ -62,9 +62,12 @@ def simulate(tasks: Sequence[Task]) -> Timeline:
     ends: list[float] = []
     for index, task in enumerate(tasks):
         if task.stream not in free_at:
-            raise ValueError(f"simulate: task {index} is on unknown stream {task.stream!r}. Streams: {', '.join(free_at)}.")
+            streams = ", ".join(free_at)
+            raise ValueError(f"simulate: task {index} is on unknown stream {task.stream!r}. Streams: {streams}.")
         if any(other >= index for other in task.after):
-            raise ValueError(f"simulate: task {index} waits for {task.after}, not all of them before it. List it after them.")
+            raise ValueError(
+                f"simulate: task {index} waits for {task.after}, not all of them before it. List it after them."
+            )
         starts.append(max([free_at[task.stream], *(ends[other] for other in task.after)]))
         ends.append(starts[-1] + task.seconds)
         free_at[task.stream] = ends[-1]

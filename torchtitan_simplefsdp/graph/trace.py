@@ -1,8 +1,8 @@
-"""Trace: the collectives and ops of a step in order, with their bytes, groups, FLOPs and phase, real run or fake group.
+"""Trace: the collectives and ops of a step in order, with bytes, groups, FLOPs and phase.
 
-A `TorchDispatchMode` sees every op of eager forward, backward and optimizer, also on FakeTensors and under a fake process
-group, so rank 0 of thousands is traced in one process without memory for the model. Collectives of anyone are seen: the
-functional ones that core/ and DTensor issue and those of c10d (FSDP2).
+A `TorchDispatchMode` sees every op of eager forward, backward and optimizer, in a real run and on FakeTensors under a fake
+process group, so rank 0 of thousands is traced in one process without memory for the model. Collectives of anyone are
+seen: the functional ones that core/ and DTensor issue and those of c10d (torch.distributed's own calls).
 
 [Note: phase and place]
 An op is in `backward` while an autograd node runs (recomputation of activation checkpointing too), in `forward` while one
@@ -97,7 +97,7 @@ def trace_step(
 
     Args:
         step: forward, backward and what else is to be seen.
-        modules: pairs of label and module; their forward is phase 'forward', the innermost one counts. Labels may repeat.
+        modules: pairs of label and module; their forward is phase 'forward', the innermost counts. Labels may repeat.
         meshes: meshes whose dim names stand for their process groups.
     """
     mode = _Trace(_get_group_names(meshes))

@@ -1,6 +1,6 @@
-"""Traced Llama: one training step of rank 0 of many, on FakeTensors of the real shapes and a fake process group.
+"""Traced Llama: one training step of rank 0 of many, on FakeTensors of the real shapes.
 
-The step goes through `parallelize_llama`, as a run's does, so what is seen is what a run issues. One layer is traced; equal
+The process group is fake; the step goes through `parallelize_llama`, as a run's does, so what is seen is what a run issues. One layer is traced; equal
 layers repeat (graph/segments.py). Fake tensors are on CPU: attention is the CPU kernel, which counts and moves what the
 flash kernel of a GPU does.
 
@@ -83,9 +83,13 @@ def trace_llama(layout: Layout, param_dtype: str = "bfloat16", reduce_dtype: str
     apply_rebinds(config)
     with _fake_process_group(layout.ranks):
         # fake groups exist outside of fake tensors: a mesh holds its ranks in a real tensor
-        dims = ParallelDims(layout.replicate, layout.shard, cp=1, tp=layout.tp, pp=1, ep=1, etp=1, world_size=layout.ranks)
+        dims = ParallelDims(
+            layout.replicate, layout.shard, cp=1, tp=layout.tp, pp=1, ep=1, etp=1, world_size=layout.ranks
+        )
         mode = get_data_parallel_mode(layout.replicate, layout.shard, 1)
-        meshes = [dims.get_mesh(names) for names in ([MESH_DIMS[mode]] if mode else []) + ([["tp"]] if layout.tp > 1 else [])]
+        meshes = [
+            dims.get_mesh(names) for names in ([MESH_DIMS[mode]] if mode else []) + ([["tp"]] if layout.tp > 1 else [])
+        ]
         with torch.device("meta"):
             model = SimpleFSDPTransformer(dataclasses.replace(whole, n_layers=1, max_seq_len=layout.seq_len))
         parameters = _count_parameters(model, whole.n_layers)
@@ -139,7 +143,8 @@ def _trace(model: nn.Module, layout: Layout, meshes: list[DeviceMesh]) -> list[C
     def step() -> None:
         loss(model(tokens), labels).backward()
 
-    step()  # DTensor runs each new op once more, on the global shape; under fake tensors a trace cannot tell it from the real one
+    # DTensor runs each new op once more, on the global shape; under fake tensors a trace cannot tell it from a real one
+    step()
     return trace_step(step, build_labels(model, loss), meshes)
 
 
@@ -154,4 +159,8 @@ def build_labels(model: nn.Module, loss: Loss) -> list[tuple[str, nn.Module]]:
     """Return the parts of a model for `trace_step`: EMBEDDING, LAYER, HEAD, and of several layers LAYER0, LAYER1, ..."""
     layers = list(model.layers.values())
     labels = [LAYER] if len(layers) == 1 else [f"{LAYER}{number}" for number in range(len(layers))]
-    return [(EMBEDDING, model.tok_embeddings), *zip(labels, layers), *((HEAD, part) for part in (model.norm, model.output, loss))]
+    return [
+        (EMBEDDING, model.tok_embeddings),
+        *zip(labels, layers),
+        *((HEAD, part) for part in (model.norm, model.output, loss)),
+    ]
