@@ -3,8 +3,8 @@
     python scripts/predict.py [--cost-model FILE.toml] [--print]
 
 Traces rank 0 of every layout on fake tensors and a fake process group, and simulates each schedule on the cost model:
-without --cost-model that of H100s in torchtitan_simplefsdp/graph/machines.py. Deterministic; about one minute on one core.
---print leaves the document alone.
+without --cost-model that of H100s in torchtitan_simplefsdp/graph/machines.py. Deterministic; about one minute on one
+core. --print leaves the document alone.
 """
 
 import argparse
@@ -132,7 +132,8 @@ def build_published(cost: CostModel, traces: dict[Layout, TracedLlama]) -> list[
         predictions = predict_all(traces[layout], cost, reshard=True, compiled=compiled)
         step = predictions["block buckets, prefetch"].timeline.step_seconds
         predicted = layout.local_batch * layout.seq_len / step / layout.tp
-        run = f"{layout.flavor}, {layout.ranks} GPUs{f', TP {layout.tp}' if layout.tp > 1 else ''}{', compiled' if compiled else ''}"
+        tp = f", TP {layout.tp}" if layout.tp > 1 else ""
+        run = f"{layout.flavor}, {layout.ranks} GPUs{tp}{', compiled' if compiled else ''}"
         lines.append(f"| {run} | {published:,} | {predicted:,.0f} | {predicted / published - 1:+.1%} | {used} |")
     return lines
 

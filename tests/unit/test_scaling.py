@@ -1,4 +1,4 @@
-"""docs/scaling.md holds the figures of scripts/predict.py as they are today, and the table of scripts/check_simulator.py."""
+"""docs/scaling.md holds the figures of scripts/predict.py as they are today."""
 
 from __future__ import annotations
 

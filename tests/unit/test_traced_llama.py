@@ -28,7 +28,8 @@ def no_rebinds():
 @pytest.mark.parametrize(
     "layout, parameters, tp_local",
     [
-        # 8.03, 70.6 and 405.9 billion. With TP 8 each rank has an eighth and whole norms: (2 * layers + 1) * dim * 7/8 more.
+        # 8.03, 70.6 and 405.9 billion. With TP 8 each rank has an eighth and whole norms, which are
+        # (2 * layers + 1) * dim parameters.
         (Layout("8B", shard=8), 8_030_261_248, 8_030_261_248),
         (Layout("8B", replicate=8), 8_030_261_248, 8_030_261_248),
         (Layout("8B", replicate=2, shard=4, checkpoint="none"), 8_030_261_248, 8_030_261_248),

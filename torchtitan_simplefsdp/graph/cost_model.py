@@ -4,11 +4,14 @@ Passes that bucket and reorder must decide alike on every rank, so nothing is me
 given, or measured once by scripts/measure_cost_model.py, which writes the file.
 
 [Note: time of a collective]
-The ring: n ranks on m nodes pass pieces around, n - 1 steps for all_gather and reduce_scatter, 2 (n - 1) for all_reduce.
-seconds = latency + steps within nodes * their latency + steps between nodes * theirs + bytes sent by a rank / bandwidth.
-Of n - 1 steps, m - 1 cross nodes. A rank's bandwidth is that within the node, or, where the group spans nodes, at most
-that of the network ports of its ranks on one node together: 8 ranks per node have 8 ports, which all carry a part.
-Source of this form: NCCL, src/graph/tuning.cc.
+The ring: n ranks on m nodes pass pieces around, n - 1 steps for all_gather and reduce_scatter, 2 (n - 1) for
+all_reduce; of n - 1 steps, m - 1 cross nodes.
+
+    seconds = latency + steps within nodes * theirs + steps between nodes * theirs + bytes sent by a rank / bandwidth
+
+A rank's bandwidth is that within the node, or, where the group
+spans nodes, at most that of the network ports of its ranks on one node together: 8 ranks per node have 8 ports, which
+all carry a part. Source of this form: NCCL, src/graph/tuning.cc.
 
 Not here: numbers of known machines (machines.py), measuring (measure.py).
 """

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from torchtitan_simplefsdp.core import compat
 
-# Ops that return memory without touching it, and are no views to torch. (prim ops ask for a tensor's device and the like.)
+# Ops that return memory without touching it, and are no views to torch.
 _FREE_OPS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 

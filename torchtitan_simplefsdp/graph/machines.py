@@ -9,9 +9,9 @@ from .cost_model import KINDS, CollectiveCost, CostModel
 from .trace import Compute
 
 # NVLink 4: 900 GB/s per GPU is the sum of both directions (NVIDIA H100 data sheet), so a rank sends 450. 400 Gb/s of
-# network per GPU are 50 GB/s. LL128, the protocol that NCCL prefers for rings of many ranks, carries 120 bytes of data in
-# 128; of NVLink 85% of the rest is taken as attainable. Latencies are those of NCCL's own model of that protocol's ring
-# (src/graph/tuning.cc): 10 us, and per step 1.9 us over NVLink, 4 us over the network.
+# network per GPU are 50 GB/s. LL128, the protocol that NCCL prefers for rings of many ranks, carries 120 bytes of
+# data in 128; of NVLink 85% of the rest is taken as attainable. Latencies are those of NCCL's own model of that
+# protocol's ring (src/graph/tuning.cc): 10 us, and per step 1.9 us over NVLink, 4 us over the network.
 _PAYLOAD = 120 / 128
 _RING = CollectiveCost(
     latency_seconds=10e-6,
@@ -21,9 +21,10 @@ _RING = CollectiveCost(
     inter_node_bytes_per_second=50e9 * _PAYLOAD,
 )
 
-# The machines of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: 500 W H100 with HBM2e, 2.4 TB/s, 8 per node.
-# Matrix products attain 45% of the 989 TFLOP/s that the data sheet promises for dense bf16 at 700 W, elementwise ops 90%
-# of the memory's bandwidth. The 45% are CALIBRATED to one row: Llama 3.1 8B, 8 GPUs, eager, 5,762 tokens/s per GPU.
+# The machines of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: 500 W H100 with HBM2e, 2.4 TB/s, 8 per
+# node. Matrix products attain 45% of the 989 TFLOP/s that the data sheet promises for dense bf16 at 700 W,
+# elementwise ops 90% of the memory's bandwidth. The 45% are CALIBRATED to one row: Llama 3.1 8B, 8 GPUs, eager, 5,762
+# tokens/s per GPU.
 H100 = CostModel(
     name="H100, 8 per node, 500 W, HBM2e, 400 Gb/s per GPU",
     ranks_per_node=8,

@@ -1,8 +1,8 @@
 """Measure: the cost model of the machine that the ranks of a process group run on.
 
-All ranks do everything at the same time, because ranks on one machine share its memory. Each number is a median; latency
-and bandwidth of a collective are a line through its times over sizes, fitted with relative errors, so that small sizes
-count as much as large ones.
+All ranks do everything at the same time, because ranks on one machine share its memory. Each number is a median;
+latency and bandwidth of a collective are a line through its times over sizes, fitted with relative errors, so that
+small sizes count as much as large ones.
 
 Not here: the command and the file (scripts/measure_cost_model.py).
 """

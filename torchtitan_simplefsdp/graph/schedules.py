@@ -1,10 +1,10 @@
 """Schedules: what is bucketed, prefetched and overlapped, and the step that it gives, predicted.
 
 [Note: what overlaps]
-Without overlap compute waits for every collective: what the front end alone does. With overlap, gathers are issued ahead
-by `prefetch` buckets and reductions are waited for at the end of the step. All collectives share one stream: gathers and
-reductions travel over the same wires. A gathered bucket is held until its last use: with reshard in each of forward and
-backward, else from forward to backward.
+Without overlap compute waits for every collective: what the front end alone does. With overlap, gathers are issued
+ahead by `prefetch` buckets and reductions are waited for at the end of the step. All collectives share one stream:
+gathers and reductions travel over the same wires. A gathered bucket is held until its last use: with reshard in each
+of forward and backward, else from forward to backward.
 
 Not here: what a step consists of (segments.py), how long things take (cost_model.py).
 """
@@ -53,7 +53,7 @@ class Prediction(NamedTuple):
         wire_bytes: bytes that a rank sends for data parallelism.
         collectives: number of data-parallel collectives.
         bucket: the schedule's.
-        tensor_parallel_seconds: communication of tensor parallelism; compute waits for it: it is part of compute's time.
+        tensor_parallel_seconds: communication of tensor parallelism, for which compute waits; part of compute's time.
     """
 
     timeline: Timeline

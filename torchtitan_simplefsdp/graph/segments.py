@@ -1,10 +1,10 @@
 """Segments: a traced step cut at its data-parallel collectives, timed, its equal layers repeated.
 
 [Note: units]
-A unit is what lies between two data-parallel collectives: in forward the gather of a parameter and the compute up to the
-next gather, in backward the compute up to a gradient's reduction (in `hybrid_shard` two collectives) and these. Gathers
-in backward are left out: whether parameters are gathered again is the schedule's choice (schedules.py). Where tensor
-parallelism communicates, compute waits, so its collectives count as compute time here.
+A unit is what lies between two data-parallel collectives: in forward the gather of a parameter and the compute up to
+the next gather, in backward the compute up to a gradient's reduction (in `hybrid_shard` two collectives) and these.
+Gathers in backward are left out: whether parameters are gathered again is the schedule's choice (schedules.py). Where
+tensor parallelism communicates, compute waits, so its collectives count as compute time here.
 
 Not here: the order in which units run and what overlaps (schedules.py).
 """

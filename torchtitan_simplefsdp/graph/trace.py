@@ -1,13 +1,14 @@
 """Trace: the collectives and ops of a step in order, with bytes, groups, FLOPs and phase.
 
-A `TorchDispatchMode` sees every op of eager forward, backward and optimizer, in a real run and on FakeTensors under a fake
-process group, so rank 0 of thousands is traced in one process without memory for the model. Collectives of anyone are
-seen: the functional ones that core/ and DTensor issue and those of c10d (torch.distributed's own calls).
+A `TorchDispatchMode` sees every op of eager forward, backward and optimizer, in a real run and on FakeTensors under a
+fake process group, so rank 0 of thousands is traced in one process without memory for the model. Collectives of
+anyone are seen: the functional ones that core/ and DTensor issue and those of c10d (torch.distributed's own calls).
 
 [Note: phase and place]
-An op is in `backward` while an autograd node runs (recomputation of activation checkpointing too), in `forward` while one
-of the given modules runs, else in `other` (optimizer, gradient norm). `where` is the label of that module, and in backward
-of the module whose forward made the running autograd node: nodes are numbered in the order in which they are made.
+An op is in `backward` while an autograd node runs (recomputation of activation checkpointing too), in `forward` while
+one of the given modules runs, else in `other` (optimizer, gradient norm). `where` is the label of that module, and in
+backward of the module whose forward made the running autograd node: nodes are numbered in the order in which they are
+made.
 
 Not here: how long anything takes (cost_model.py), what a step is made of (segments.py).
 """
@@ -92,8 +93,8 @@ def trace_step(
 ) -> list[Collective | Compute]:
     """Run `step` once and return what it did, in order. Every rank of a real group must call this alike.
 
-    Under fake tensors run a step with DTensors once before: DTensor infers the shape of each new op by running it on the
-    global shape, which looks like an op of the step then. (In a real run it does not.)
+    Under fake tensors run a step with DTensors once before: DTensor infers the shape of each new op by running it on
+    the global shape, which looks like an op of the step then. (In a real run it does not.)
 
     Args:
         step: forward, backward and what else is to be seen.

@@ -1,8 +1,8 @@
 """Traced Llama: one training step of rank 0 of many, on FakeTensors of the real shapes.
 
-The process group is fake; the step goes through `parallelize_llama`, as a run's does, so what is seen is what a run issues. One layer is traced; equal
-layers repeat (graph/segments.py). Fake tensors are on CPU: attention is the CPU kernel, which counts and moves what the
-flash kernel of a GPU does.
+The process group is fake; the step goes through `parallelize_llama`, as a run's does, so what is seen is what a run
+issues. One layer is traced; equal layers repeat (graph/segments.py). Fake tensors are on CPU: attention is the CPU
+kernel, which counts and moves what the flash kernel of a GPU does.
 
 Not here: pipeline parallelism, the optimizer, what the events mean (graph/).
 """
@@ -77,7 +77,7 @@ class TracedLlama(NamedTuple):
 
 
 def trace_llama(layout: Layout, param_dtype: str = "bfloat16", reduce_dtype: str = "float32") -> TracedLlama:
-    """Trace a step of rank 0 of a layout, in a process without a process group; dtypes as `training.mixed_precision_*`."""
+    """Trace a step of rank 0 of a layout, in a process without a process group."""
     whole = llama3_args[layout.flavor]
     config = _build_job_config(layout, param_dtype, reduce_dtype)
     apply_rebinds(config)
@@ -121,7 +121,7 @@ def _fake_process_group(ranks: int) -> Iterator[None]:
 
 
 def _count_parameters(model: nn.Module, layers: int) -> int:
-    """Count those of a model with one layer as if it had `layers`; a rank's part of tensor parallelism where that is applied."""
+    """Count those of a model with one layer as if it had `layers`; with tensor parallelism those of one rank."""
     in_layer = sum(_get_tp_local_size(p) for p in model.layers.parameters())
     return sum(_get_tp_local_size(p) for p in model.parameters()) + (layers - 1) * in_layer
 
@@ -156,7 +156,7 @@ class Loss(nn.Module):
 
 
 def build_labels(model: nn.Module, loss: Loss) -> list[tuple[str, nn.Module]]:
-    """Return the parts of a model for `trace_step`: EMBEDDING, LAYER, HEAD, and of several layers LAYER0, LAYER1, ..."""
+    """Return the parts of a model for `trace_step`: EMBEDDING, LAYER (of several LAYER0, LAYER1, ...) and HEAD."""
     layers = list(model.layers.values())
     labels = [LAYER] if len(layers) == 1 else [f"{LAYER}{number}" for number in range(len(layers))]
     return [
