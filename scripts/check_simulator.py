@@ -113,7 +113,9 @@ def main() -> int:
     if "RANK" in os.environ:
         check(args.rounds)
         return 0
-    rows = [HEADER]
+    # of other processes: it slows steps down more than the short calls that the cost model is measured with
+    load = f"Load average before the run: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    rows = [load, "", HEADER]
     for ranks in args.ranks:
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
         command = [*torchrun, __file__, "--rounds", str(args.rounds)]
