@@ -115,6 +115,8 @@ def main() -> int:
         return 0
     # of other processes: it slows steps down more than the short calls that the cost model is measured with
     load = f"Load average before the run: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    if min(args.ranks) < 2:
+        parser.error(f"--ranks {min(args.ranks)}: collectives need at least 2 ranks.")
     rows = [load, "", HEADER]
     for ranks in args.ranks:
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
