@@ -17,6 +17,7 @@ START, END = "<!-- tree: python scripts/update_readme_tree.py -->\n```\n", "```\
 FOLDERS = {
     "torchtitan_simplefsdp": None,
     "torchtitan_simplefsdp/core": None,
+    "torchtitan_simplefsdp/graph": None,
     "torchtitan_simplefsdp/titan": None,
     "torchtitan_simplefsdp/titan/config": None,
     "torchtitan_simplefsdp/compare": None,
@@ -25,6 +26,7 @@ FOLDERS = {
     "scripts": None,
     "docs": None,
     "docs/numerics": "pictures of docs/numerics.md",
+    "docs/scaling": "picture of docs/scaling.md",
     "tests": "what is tested, by how many processes it takes",
     "tests/unit": "one process, fake process groups of any size",
     "tests/distributed": "2, 4 and 8 gloo ranks against one process and FSDP2",

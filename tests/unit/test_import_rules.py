@@ -21,6 +21,7 @@ ALLOWED = {
     "titan": ("torchtitan", "torchtitan_simplefsdp"),
     "progress.py": (),
     "launch_args.py": (),
+    "graph": ("torchtitan_simplefsdp.graph", "torchtitan_simplefsdp.core.compat"),
     "compare": ("torchtitan_simplefsdp.compare", "torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),
     "rank.py": (),
     "stop.py": (),

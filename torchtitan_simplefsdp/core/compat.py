@@ -8,31 +8,44 @@ Not here: what is done with them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "FakeTensorMode",  # tensors with shapes and devices but no memory, to trace a step of any size
+    "OpOverload",  # type of an op as a dispatch mode sees it
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "build_fake_store",
     "call_at_end_of_backward",
     "concatenate_meshes",
+    "get_argument",
     "get_backward_id",
+    "get_backward_sequence_number",
     "get_flat_group",
     "get_group_name",
+    "get_group_of_collective",
     "get_local",
     "get_saved_tensors_hooks",
+    "get_sequence_number",
     "get_storage_id",
     "is_in_checkpoint",
     "is_in_place",
+    "is_inferring_shapes",
     "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
+    "tree_leaves",  # all tensors among an op's arguments
     "wait",
 ]
 
@@ -120,7 +133,7 @@ def strided_shard(dim: int, split_factor: int) -> Placement:
     return _StridedShard(dim, split_factor=split_factor)
 
 
-def is_in_place(op: torch._ops.OpOverload) -> bool:
+def is_in_place(op: OpOverload) -> bool:
     """Return whether an op, as a dispatch mode sees it, writes to an argument."""
     return op._schema.is_mutable
 
@@ -129,3 +142,47 @@ def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None
     """Multiply all tensors by a scalar tensor in place, in few kernels."""
     if tensors:
         torch._foreach_mul_(tensors, factor)
+
+
+def build_fake_store() -> torch.distributed.Store:
+    """Return the store of a process group of backend "fake", whose collectives move nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # here, as torch.testing takes long to import
+
+    return FakeStore()
+
+
+def get_argument(op: OpOverload, name: str, args: tuple, kwargs: dict) -> Any:
+    """Return the argument of this name that an op gets, or its default; None: the op has no such argument."""
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
+    return None
+
+
+def get_group_of_collective(op: OpOverload, args: tuple, kwargs: dict) -> torch.distributed.ProcessGroup:
+    """Return the process group of a collective as a dispatch mode sees it.
+
+    Functional collectives name their group; those of c10d (FSDP2, DDP, torch.distributed's own calls) hold it boxed.
+    """
+    name = get_argument(op, "group_name", args, kwargs)
+    if isinstance(name, str):
+        return torch.distributed.distributed_c10d._resolve_process_group(name)
+    boxed = get_argument(op, "process_group", args, kwargs)
+    return boxed if isinstance(boxed, torch.distributed.ProcessGroup) else torch.distributed.ProcessGroup.unbox(boxed)
+
+
+def get_sequence_number() -> int:
+    """Return the number that the next autograd node of this thread gets."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def get_backward_sequence_number() -> int | None:
+    """Return the number of the autograd node whose backward runs now; None: no backward runs."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def is_inferring_shapes() -> bool:
+    """Return whether an op that a dispatch mode sees only infers a shape: inside of a FakeTensor's op, and of DTensor's
+    sharding propagation, which runs each new op once on fake tensors of the global shape."""
+    return torch._C._meta_in_tls_dispatch_include()
