@@ -19,8 +19,10 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "concatenate_meshes",
+    "get_arguments",
     "get_flat_group",
     "get_group_name",
+    "get_group_size",
     "is_in_place",
     "multiply_in_place",
     "reduce_scatter",
@@ -77,6 +79,18 @@ def strided_shard(dim: int, split_factor: int) -> Placement:
 def is_in_place(op: torch._ops.OpOverload) -> bool:
     """Return whether an op, as a dispatch mode sees it, writes to an argument."""
     return op._schema.is_mutable
+
+
+def get_arguments(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
+    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema."""
+    return {argument.name: value for argument, value in zip(op._schema.arguments, args)} | kwargs
+
+
+def get_group_size(group: str | torch.ScriptObject) -> int:
+    """Return the number of ranks of a process group, given as the functional collectives or as the c10d ops get it."""
+    if isinstance(group, str):
+        return torch.distributed.distributed_c10d._resolve_process_group(group).size()
+    return torch.distributed.ProcessGroup.unbox(group).size()
 
 
 def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
