@@ -2,21 +2,22 @@
 
     python scripts/benchmark.py [--ranks 4 --modes fully_shard hybrid_shard] [--tp 2] [--preset parameters]
 
-All contenders train one Llama in the same processes, in turns; the table is printed, and with JSON and a picture written to
-the output folder. What cannot run has its error in the table. --write-docs NAME puts it into that section of
-docs/performance.md. Needs matplotlib. Run it on a quiet machine.
+All contenders train one Llama in the same processes, in turns. The table is printed, JSON and a picture go to a folder.
+What cannot run has its error in the table. --write-docs NAME puts the result into that section of
+docs/performance.md. Needs matplotlib (pip install '.[plots]'). Run it on a quiet machine.
 """
 
 import argparse
 import shlex
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # this checkout's package
 
-from torchtitan_simplefsdp.benchmark.contenders import CONTENDERS  # noqa: E402
+from torchtitan_simplefsdp.benchmark.contenders import CONTENDERS, DTYPES  # noqa: E402
 from torchtitan_simplefsdp.benchmark.machine import describe_machine, get_load  # noqa: E402
 from torchtitan_simplefsdp.benchmark.options import MODES, Options, PRESETS  # noqa: E402
 from torchtitan_simplefsdp.benchmark.plot import plot_measurements  # noqa: E402
@@ -35,42 +36,32 @@ def get_start(name: str) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="step", help="sizes where no flag gives them: %(default)s (default), or parameters, where these dominate the memory")
-    for name, meaning in {
-        "dim": "width of the model",
-        "layers": "transformer blocks",
-        "vocab": "tokens of the vocabulary",
-        "seq-len": "tokens of a sequence",
-        "batch": "sequences per data-parallel rank",
-    }.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{meaning}; default: the preset's")
-    parser.add_argument("--ranks", type=int, default=2, help="processes, one per GPU where there are any; default: 2")
-    parser.add_argument("--tp", type=int, default=1, help="ranks of a tensor-parallel group; default: 1")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["fully_shard", "replicate"], help="default: fully_shard replicate")
-    parser.add_argument("--contenders", nargs="+", metavar="NAME", default=list(CONTENDERS), help=f"default: all, {', '.join(CONTENDERS)}")
-    parser.add_argument("--rounds", type=int, default=10, help="measured steps of each contender; default: 10")
-    parser.add_argument("--warmup", type=int, default=3, help="steps before them; default: 3")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of compute; default: fp32")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank; default: 1")
-    parser.add_argument("--no-alone", action="store_true", help="skip memory and compile time, which take processes of their own per contender")
-    parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="folder for JSON and picture; default: outputs/benchmark")
-    parser.add_argument("--write-docs", metavar="NAME", help="write the result into this section of docs/performance.md")
+    add = parser.add_argument
+    add("--preset", choices=PRESETS, default="step", help="sizes where no flag gives them; default: step")
+    add("--dim", type=int, help="width of the model; default: the preset's")
+    add("--layers", type=int, help="transformer blocks; default: the preset's")
+    add("--vocab", type=int, help="tokens of the vocabulary; default: the preset's")
+    add("--seq-len", type=int, help="tokens of a sequence; default: the preset's")
+    add("--batch", type=int, help="sequences per data-parallel rank; default: the preset's")
+    add("--ranks", type=int, default=2, help="processes, one per GPU where there are any; default: 2")
+    add("--tp", type=int, default=1, help="ranks of a tensor-parallel group; default: 1")
+    add("--modes", nargs="+", choices=MODES, default=MODES[:2], help=f"default: {' '.join(MODES[:2])}")
+    add("--contenders", nargs="+", metavar="NAME", default=[*CONTENDERS], help=f"default: all: {', '.join(CONTENDERS)}")
+    add("--rounds", type=int, default=10, help="measured steps of each contender; default: 10")
+    add("--warmup", type=int, default=3, help="steps before them; default: 3")
+    add("--dtype", choices=DTYPES, default="fp32", help="of compute; default: fp32")
+    add("--threads", type=int, default=1, help="CPU threads per rank; default: 1")
+    add("--no-alone", action="store_true", help="no memory and compile time, which take processes of their own per row")
+    add("--output", type=Path, default=Path("outputs/benchmark"), help="folder for its files; default: %(default)s")
+    add("--write-docs", metavar="NAME", help="write the result into this section of docs/performance.md")
     return parser
 
 
 def build_options(args: argparse.Namespace) -> Options:
     """Return the options of the flags; sizes that no flag gives are the preset's."""
-    sizes = {name: size if getattr(args, name) is None else getattr(args, name) for name, size in PRESETS[args.preset].items()}
-    return Options(
-        **sizes,
-        ranks=args.ranks,
-        tp=args.tp,
-        modes=tuple(args.modes),
-        rounds=args.rounds,
-        warmup=args.warmup,
-        dtype=args.dtype,
-        threads=args.threads,
-    )
+    flags = {field.name: getattr(args, field.name) for field in fields(Options)}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    return Options(**{**PRESETS[args.preset], **flags, "modes": tuple(args.modes)})
 
 
 def write_docs(name: str, command: str, text: str, picture: Path) -> None:
@@ -83,15 +74,19 @@ def write_docs(name: str, command: str, text: str, picture: Path) -> None:
     DOCUMENT.write_text(document)
 
 
+def print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
     options = build_options(args)
-    if args.write_docs and get_start(args.write_docs) not in DOCUMENT.read_text():
-        parser.error(f"--write-docs {args.write_docs}: docs/performance.md has no line {get_start(args.write_docs).strip()!r}.")
+    if args.write_docs and (start := get_start(args.write_docs)) not in DOCUMENT.read_text():
+        parser.error(f"--write-docs {args.write_docs}: docs/performance.md has no line {start.strip()!r}.")
     before = get_load()
     try:
-        measurements = run_benchmark(options, args.contenders, not args.no_alone, lambda line: print(line, file=sys.stderr, flush=True))
+        measurements = run_benchmark(options, args.contenders, not args.no_alone, print_progress)
     except ValueError as error:
         parser.error(str(error))
     about = (options, describe_machine(), (before, get_load()))

@@ -12,5 +12,6 @@ def replace_section(text: str, start: str, end: str, section: str) -> str:
     before, found, rest = text.partition(start)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"the document has no section between {start.strip()!r} and {end.strip()!r}. Add both lines to it.")
+        markers = f"{start.strip()!r} and {end.strip()!r}"
+        raise ValueError(f"the document has no section between {markers}. Add both lines to it.")
     return before + start + section + end + after

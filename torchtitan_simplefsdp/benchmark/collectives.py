@@ -1,11 +1,11 @@
 """Collectives: which ones a step issues and how many bytes each rank sends, whoever issues them.
 
-They are seen where all of them pass, as ops of torch's dispatcher: DistributedDataParallel's reducer and FSDP2 call c10d's,
-SimpleFSDP and DTensor the functional ones, and compiled code either.
+They are seen where all of them pass, as ops of torch's dispatcher: DistributedDataParallel's reducer and FSDP2 call
+c10d's, SimpleFSDP and DTensor the functional ones, and compiled code either.
 
 [Note: bytes sent]
-The bytes are those a ring needs, the fewest that any algorithm needs: n ranks send (n - 1) / n of the full tensor for an
-all_gather, a reduce_scatter or an all_to_all, twice that for an all_reduce. A backend can send more: gloo runs a
+The bytes are those a ring needs, the fewest that any algorithm needs: n ranks send (n - 1) / n of the full tensor for
+an all_gather, a reduce_scatter or an all_to_all, twice that for an all_reduce. A backend can send more: gloo runs a
 reduce_scatter as an all_reduce.
 
 Not here: what collectives cost (measure.py times whole steps).
@@ -18,12 +18,10 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
 from torchtitan_simplefsdp.core import compat
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-_WITHOUT_PAYLOAD = ("wait_tensor", "barrier")
 # Per kind: the bytes that each of n ranks sends per byte of its input, see [Note: bytes sent].
 _SENT = {
     "all_gather": lambda n: n - 1,
@@ -54,12 +52,11 @@ class CollectiveCounter(compat.TorchDispatchMode):
 
     def _count(self, func: Any, arguments: dict[str, Any]) -> None:
         name = func.name().partition("::")[2]
-        if any(part in name for part in _WITHOUT_PAYLOAD):
+        group = arguments.get("process_group", arguments.get("group_name"))
+        if group is None or name == "barrier":  # a wait, or bookkeeping of autograd
             return
-        kind = get_kind(name)
-        group = next(arguments[key] for key in ("process_group", "group_name") if key in arguments)
-        size = compat.get_group_size(group)
-        inputs = tree_leaves([value for key, value in arguments.items() if not key.startswith("out")])
+        kind, size = get_kind(name), compat.get_group_size(group)
+        inputs = compat.tree_leaves([value for key, value in arguments.items() if not key.startswith("out")])
         payload = sum(leaf.nbytes for leaf in inputs if isinstance(leaf, torch.Tensor))
         if size > 1:
             self.counts[kind] += 1
@@ -75,4 +72,6 @@ def get_kind(name: str) -> str:
     for kind in _SENT:
         if kind.replace("_", "") in plain:
             return kind
-    raise NotImplementedError(f"benchmark: a step called the collective {name!r}, whose bytes are not known. Known: {', '.join(_SENT)}.")
+    raise NotImplementedError(
+        f"benchmark: a step called the collective {name!r}, whose bytes are not known. Known: {', '.join(_SENT)}."
+    )

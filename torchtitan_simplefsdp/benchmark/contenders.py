@@ -1,7 +1,7 @@
 """Contenders: what is compared, as a table from names to how a model is made parallel and compiled.
 
-Every build function takes the same model with the same weights, on every rank, and returns what is called in a step. It may
-raise: the report then shows the error in place of numbers. One function calls `data_parallel`, one compiles its result.
+Every build function takes the same model with the same weights, on every rank, and returns what is called in a step.
+It may raise: the report then shows the error in place of numbers. One function calls `data_parallel`, one compiles.
 
 Not here: torchtitan's own SimpleFSDP (peers.py), how contenders are measured (measure.py).
 """
@@ -35,7 +35,7 @@ DTYPES: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank builds contenders with: the options, its device, and a mesh per mode (data-parallel dims, then TP)."""
+    """What a rank builds contenders with: options, device, and a mesh per mode (data-parallel dims, then TP)."""
 
     options: Options
     device: torch.device
@@ -98,13 +98,13 @@ def build_none(setup: Setup, mode: str, compiled: bool) -> nn.Module:
 
 
 def build_ddp(setup: Setup, mode: str) -> nn.Module:
-    """DistributedDataParallel, which averages gradients instead of summing them; the buffers are constants, so they stay."""
+    """DistributedDataParallel, which averages gradients instead of summing them; buffers are constants."""
     group = setup.get_dp_mesh(mode).get_group()
-    return DistributedDataParallel(setup.build_casting_model(mode), process_group=group, broadcast_buffers=False)
+    return DistributedDataParallel(setup.build_casting_model(mode), process_group=group, forward_sync_buffers=False)
 
 
 def build_fsdp2(setup: Setup, mode: str, compiled: bool, reshard: bool = True) -> nn.Module:
-    """FSDP2 and torch.compile as torchtitan applies both to its llama3: per block, the last norm and output together."""
+    """FSDP2 and torch.compile as torchtitan applies both to its llama3: per block, last norm and output together."""
     model, mesh = setup.build_model(mode), setup.get_dp_mesh(mode)
     shard = partial(fully_shard, mesh=mesh, mp_policy=FSDP2MixedPrecisionPolicy(*DTYPES[setup.options.dtype]))
     shard(model.tok_embeddings, reshard_after_forward=reshard)

@@ -1,7 +1,7 @@
 """A Llama in plain torch, its tensor-parallel plan, and random data for it: what every contender trains.
 
-RMSNorm, rotary embeddings, SwiGLU, causal attention, as in torchtitan's llama3, so that processes need not import torchtitan
-(seconds, and hundreds of MiB that are nobody's parameters).
+RMSNorm, rotary embeddings, SwiGLU, causal attention, as in torchtitan's llama3, so that processes need not import
+torchtitan (seconds, and hundreds of MiB that are nobody's parameters).
 
 Not here: data parallelism (contenders.py).
 """

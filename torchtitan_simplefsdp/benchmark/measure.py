@@ -1,8 +1,8 @@
 """Measure: what a rank does; time all contenders in turns, or look at the memory and the compile time of one.
 
-A timed step is forward and backward, from a barrier to the last gradient, on the slowest rank. All contenders live in the same
-processes and run in turns, in an order that is reversed from round to round, so that a slow second of the machine hits all.
-Memory and compile time of a contender are measured in processes of its own, and there a step has an optimizer.
+A timed step is forward and backward, from a barrier to the last gradient, on the slowest rank. All contenders live in
+the same processes and run in turns, in an order that is reversed from round to round, so that a slow second of the
+machine hits all. Memory and compile time of a contender are measured in processes of its own, with an optimizer.
 
 Not here: the processes (ranks.py), statistics (report.py).
 """
@@ -83,7 +83,11 @@ def gather_slowest(seconds: list[float]) -> list[float]:
 
 
 def time_contenders(device: torch.device, options: Options, rows: list[Row]) -> list[dict[str, Any]]:
-    """Measure all rows in turns; return for each its `loss`, `seconds` of each round, `collectives` and `sent_bytes`, or its `error`."""
+    """Measure all rows in turns.
+
+    Returns:
+        for each its `loss`, `seconds` of each round, `collectives` and `sent_bytes`, or its `error`.
+    """
     with torch.compiler.config.patch(recompile_limit=8 * len(rows)):  # all contenders share the code of one model
         return _time_contenders(build_setup(options, device), rows)
 

@@ -1,7 +1,7 @@
 """Memory: the peak of a rank while something runs, measured by the kernel (CPU) or by torch's allocator (GPU).
 
-On a CPU it is the resident set of the whole process, so a contender has to have the process for itself, and what is counted is
-the difference from before its model was built.
+On a CPU it is the resident set of the whole process, so a contender has to have the process for itself, and what is
+counted is the difference from before its model was built.
 
 Not here: what runs meanwhile (measure.py).
 """

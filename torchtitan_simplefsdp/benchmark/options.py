@@ -23,7 +23,7 @@ class Options:
     """Sizes of the model, of the batch and of the measurement.
 
     Args:
-        dim: width of the model; heads have 64 of it each (or half of it, if that is less), the feed-forward is 3 times as wide.
+        dim: width of the model; heads have 64 of it each (half of it, if that is less), the feed-forward 3 times it.
         layers: transformer blocks.
         vocab: tokens of the vocabulary.
         seq_len: tokens of a sequence.
@@ -73,7 +73,8 @@ def validate_options(options: Options) -> None:
         if options.dim < 4 or options.head_dim % 2 or options.dim % options.head_dim:
             faults.append(f"dim={options.dim} must be a multiple of 64, or below 128 of 4")
         elif (options.dim // options.head_dim) % options.tp:
-            faults.append(f"tp={options.tp} does not divide the {options.dim // options.head_dim} heads of dim={options.dim}")
+            heads = options.dim // options.head_dim
+            faults.append(f"tp={options.tp} does not divide the {heads} heads of dim={options.dim}")
         if options.ranks % options.tp:
             faults.append(f"tp={options.tp} does not divide ranks={options.ranks}")
         if options.seq_len % options.tp:

@@ -1,7 +1,7 @@
 """Ranks: run a function on the ranks of one machine, in new processes, and return what rank 0 returned.
 
-One process per rank, gloo on CPU and NCCL where there are GPUs; they meet in a file, no port is taken. Compiled code is cached
-in a folder that is deleted with them, so that each set of processes compiles from scratch.
+One process per rank, gloo on CPU and NCCL where there are GPUs; they meet in a file, no port is taken. Compiled code is
+cached in a folder that is deleted with them, so that each set of processes compiles from scratch.
 
 Not here: what ranks do (measure.py).
 """

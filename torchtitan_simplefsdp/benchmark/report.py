@@ -1,8 +1,8 @@
 """Report: what the measured steps say, as numbers per row, as a Markdown table and as JSON.
 
-A ratio is the median over rounds of the ratio within a round, so what slowed a whole round cancels out. It is above 1 where
-the row is faster than FSDP2 in the same mode (in fully_shard, for modes that FSDP2 does not have). The share of the ceiling is
-the same against the row without communication that is compiled if this one is.
+A ratio is the median over rounds of the ratio within a round, so what slowed a whole round cancels out. It is above 1
+where the row is faster than FSDP2 in the same mode (in fully_shard, for modes that FSDP2 does not have). The share of
+the ceiling is the same against the row without communication that is compiled if this one is.
 
 Not here: pictures (plot.py).
 """
@@ -125,12 +125,14 @@ def _build_cells(row: Row, measurements: Measurements, options: Options) -> list
 def describe(options: Options, machine: dict[str, Any], load: tuple[float, float]) -> str:
     """Return what was measured where, as one paragraph."""
     devices = ", ".join(dict.fromkeys(machine["gpus"])) or f"{options.threads} CPU thread(s) each"
-    parallel = f"{options.ranks} ranks" + (f" ({options.dp} data-parallel, {options.tp} tensor-parallel)" if options.tp > 1 else "")
+    parallel = f" ({options.dp} data-parallel, {options.tp} tensor-parallel)" if options.tp > 1 else ""
+    model = f"{count_parameters(options) / 1e6:.1f}M parameters (dim {options.dim}, {options.layers} layers"
     return (
-        f"{parallel}, {devices}, on {machine['processor']} with {machine['cores']} cores; torch {machine['torch']}, "
-        f"Python {machine['python']}. Llama of {count_parameters(options) / 1e6:.1f}M parameters (dim {options.dim}, {options.layers} layers, "
-        f"vocabulary of {options.vocab}), {options.batch} sequences of {options.seq_len} tokens per data-parallel rank, {options.dtype}. "
-        f"{options.rounds} rounds after {options.warmup} steps of warm-up. Load average {load[0]:.1f} before, {load[1]:.1f} after.\n"
+        f"{options.ranks} ranks{parallel}, {devices}, on {machine['processor']} with {machine['cores']} cores; "
+        f"torch {machine['torch']}, Python {machine['python']}. Llama of {model}, vocabulary of {options.vocab}), "
+        f"{options.batch} sequences of {options.seq_len} tokens per data-parallel rank, {options.dtype}. "
+        f"{options.rounds} rounds after {options.warmup} steps of warm-up. "
+        f"Load average {load[0]:.1f} before, {load[1]:.1f} after.\n"
     )
 
 
@@ -139,5 +141,10 @@ def write_json(
 ) -> None:
     """Write all that was measured, every round of it."""
     rows = [{**row._asdict(), **asdict(measured)} for row, measured in measurements.items()]
-    content = {"machine": {**machine, "load_before_and_after": load}, "options": asdict(options), "parameters": count_parameters(options)}
-    file.write_text(json.dumps({**content, "rows": rows}, indent=1) + "\n")
+    content = {
+        "machine": {**machine, "load_before_and_after": load},
+        "options": asdict(options),
+        "parameters": count_parameters(options),
+        "rows": rows,
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n")

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones
@@ -27,6 +28,7 @@ __all__ = [
     "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
+    "tree_leaves",  # the tensors among an op's arguments, which may be lists of lists
 ]
 
 # The functional collectives as ops. The Python wrappers around them return AsyncCollectiveTensor in eager mode
