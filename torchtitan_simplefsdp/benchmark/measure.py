@@ -22,7 +22,7 @@ from torch import nn
 from .collectives import CollectiveCounter
 from .contenders import build_setup, CONTENDERS, Row, Setup
 from .llama import build_batch, run_step
-from .memory import get_peak, reset_peak
+from .memory import get_peak, reset_peak, return_freed_memory
 from .options import Options
 
 
@@ -132,6 +132,7 @@ def measure_alone(device: torch.device, options: Options, row: Row) -> dict[str,
 
 
 def _measure_alone(device: torch.device, options: Options, row: Row) -> dict[str, Any]:
+    return_freed_memory()
     load = CONTENDERS[row.contender].load
     if load is not None:
         load()

@@ -3,6 +3,9 @@
 On a CPU it is the resident set of the whole process, so a contender has to have the process for itself, and what is
 counted is the difference from before its model was built.
 
+The C library would keep most of what is freed, in amounts that depend on sizes and threads, and the peak would be that
+of its habits: `return_freed_memory` makes it give every tensor of 64 KiB or more back to the kernel at once.
+
 Not here: what runs meanwhile (measure.py).
 """
 
@@ -13,6 +16,14 @@ import gc
 from pathlib import Path
 
 import torch
+
+
+_M_MMAP_THRESHOLD = -3  # see mallopt(3); setting it also stops the C library from raising it by itself
+
+
+def return_freed_memory() -> None:
+    """Have this process return large blocks to the kernel when they are freed; slower, so not where time is measured."""
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 64 * 1024)
 
 
 def reset_peak(device: torch.device) -> int:
