@@ -27,10 +27,10 @@ def plot_measurements(measurements: Measurements, file: Path) -> None:
     bars = time.barh(labels, medians, xerr=spread, color=colors, error_kw={"linewidth": 1, "capsize": 2})
     time.bar_label(bars, fmt="%.1f", padding=6, fontsize="small")
     time.set_xlabel("forward and backward in ms: median, quartiles")
-    time.margins(x=0.12)
+    time.margins(x=0.12, y=0.02)
     time.invert_yaxis()
     peaks = [(measured.memory_bytes or 0) / MIB for measured in rows.values()]
     memory.bar_label(memory.barh(labels, peaks, color=colors), fmt="%.0f", padding=3, fontsize="small")
     memory.set_xlabel("peak memory in MiB, of the rank with the highest")
-    memory.margins(x=0.12)
+    memory.margins(x=0.12, y=0.02)
     figure.savefig(file)
