@@ -16,6 +16,7 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.distributed.checkpoint_layouts import LAYOUTS  # noqa: E402
 from tests.distributed.checkpoint_matrix import Matrix, PRELOAD, run_matrix  # noqa: E402
 from tests.distributed.ranks import RankPool  # noqa: E402
+from torchtitan_simplefsdp.document import replace_section  # noqa: E402
 
 DOCUMENT = REPOSITORY / "docs" / "checkpoints.md"
 START = "<!-- table: python scripts/checkpoint_matrix.py -->\n"
@@ -32,11 +33,6 @@ def format_table(differences: dict[tuple[str, str | None], list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_table(table: str) -> None:
-    before, _, rest = DOCUMENT.read_text().partition(START)
-    DOCUMENT.write_text(before + START + table + END + rest.partition(END)[2])
-
-
 def run() -> Matrix:
     pool = RankPool(PRELOAD)
     try:
@@ -50,7 +46,7 @@ def main() -> int:
     differences = run().differences
     table = format_table(differences)
     print(table)
-    write_table(table)
+    DOCUMENT.write_text(replace_section(DOCUMENT.read_text(), START, END, table))
     for (saved, loaded), names in differences.items():
         if names:
             print(f"{saved} -> {loaded or 'as it was saved'}: {', '.join(names)}", file=sys.stderr)

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))  # this checkout's package
+
+from torchtitan_simplefsdp.document import replace_section  # noqa: E402
+
 DOCUMENT = REPOSITORY / "docs" / "numerics.md"
 PICTURES = REPOSITORY / "docs" / "numerics"
 OUTPUT = Path("outputs/numerics")
@@ -142,9 +146,8 @@ def write_section(name: str, command: list[str], table: str) -> None:
     PICTURES.mkdir(exist_ok=True)
     shutil.copyfile(REPOSITORY / OUTPUT / name / "plot.png", PICTURES / f"{name}.png")
     start, end = f"<!-- comparison: python scripts/numerics.py {name} -->\n", "<!-- end of comparison -->"
-    before, _, rest = DOCUMENT.read_text().partition(start)
     section = f"```\n{format_command(command)}\n```\n\n{table.strip()}\n\n![{name}](numerics/{name}.png)\n"
-    DOCUMENT.write_text(before + start + section + end + rest.partition(end)[2])
+    DOCUMENT.write_text(replace_section(DOCUMENT.read_text(), start, end, section))
 
 
 def main() -> int:

@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))  # this checkout's package
+
+from torchtitan_simplefsdp.document import replace_section  # noqa: E402
+
 START, END = "<!-- tree: python scripts/update_readme_tree.py -->\n```\n", "```\n<!-- end of tree -->"
 
 # Folders are listed with the phrase here, or for a package that of its __init__.py; files inside only where it is None.
@@ -21,6 +25,7 @@ FOLDERS = {
     "torchtitan_simplefsdp/titan": None,
     "torchtitan_simplefsdp/titan/config": None,
     "torchtitan_simplefsdp/compare": None,
+    "torchtitan_simplefsdp/benchmark": None,
     "torchtitan_simplefsdp/assets": "tokenizer of 2048 tokens, trained by scripts/train_tokenizer.py",
     "train_configs": None,
     "scripts": None,
@@ -63,9 +68,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only compare")
     check = parser.parse_args().check
     readme = REPOSITORY / "README.md"
-    before, start, rest = readme.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    text = before + start + build_tree() + end + after
+    text = replace_section(readme.read_text(), START, END, build_tree())
     if check and text != readme.read_text():
         print("README.md: the file tree is out of date. Run python scripts/update_readme_tree.py.", file=sys.stderr)
         return 1

@@ -29,7 +29,7 @@ __all__ = [
     "build_fake_store",
     "call_at_end_of_backward",
     "concatenate_meshes",
-    "get_argument",
+    "get_arguments",
     "get_backward_id",
     "get_backward_sequence_number",
     "get_flat_group",
@@ -45,7 +45,7 @@ __all__ = [
     "multiply_in_place",
     "reduce_scatter",
     "strided_shard",
-    "tree_leaves",  # all tensors among an op's arguments
+    "tree_leaves",  # the tensors among an op's arguments, which may be lists of lists
     "wait",
 ]
 
@@ -138,6 +138,11 @@ def is_in_place(op: OpOverload) -> bool:
     return op._schema.is_mutable
 
 
+def get_arguments(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
+    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema."""
+    return {argument.name: value for argument, value in zip(op._schema.arguments, args)} | kwargs
+
+
 def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply all tensors by a scalar tensor in place, in few kernels."""
     if tensors:
@@ -151,23 +156,15 @@ def build_fake_store() -> torch.distributed.Store:
     return FakeStore()
 
 
-def get_argument(op: OpOverload, name: str, args: tuple, kwargs: dict) -> Any:
-    """Return the argument of this name that an op gets, or its default; None: the op has no such argument."""
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.name == name:
-            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
-    return None
-
-
 def get_group_of_collective(op: OpOverload, args: tuple, kwargs: dict) -> torch.distributed.ProcessGroup:
     """Return the process group of a collective as a dispatch mode sees it.
 
     Functional collectives name their group; those of c10d (FSDP2, DDP, torch.distributed's own calls) hold it boxed.
     """
-    name = get_argument(op, "group_name", args, kwargs)
-    if isinstance(name, str):
-        return torch.distributed.distributed_c10d._resolve_process_group(name)
-    boxed = get_argument(op, "process_group", args, kwargs)
+    arguments = get_arguments(op, args, kwargs)
+    if "group_name" in arguments:
+        return torch.distributed.distributed_c10d._resolve_process_group(arguments["group_name"])
+    boxed = arguments["process_group"]
     return boxed if isinstance(boxed, torch.distributed.ProcessGroup) else torch.distributed.ProcessGroup.unbox(boxed)
 
 

@@ -105,6 +105,9 @@ def _build_job_config(layout: Layout, param_dtype: str, reduce_dtype: str) -> Jo
     config.model.name, config.model.flavor = SERVED_MODELS[0], layout.flavor
     config.training.mixed_precision_param, config.training.mixed_precision_reduce = param_dtype, reduce_dtype
     config.simple_fsdp.reduction = "native"
+    # each parameter alone and gathered once: graph/schedules.py puts buckets and second gathers together from these
+    config.simple_fsdp.bucket_plan = "parameter"
+    config.parallelism.fsdp_reshard_after_forward = "never"
     config.activation_checkpoint.mode, config.activation_checkpoint.selective_ac_option = layout.checkpoint, "op"
     config.activation_checkpoint.preserve_rng_state = False  # there is nothing random in Llama
     config.parallelism.disable_loss_parallel = True
