@@ -26,9 +26,12 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "build_aot_eager",
     "build_fake_store",
+    "build_inductor",
     "call_at_end_of_backward",
     "concatenate_meshes",
+    "cut_joint_graph",
     "get_arguments",
     "get_backward_id",
     "get_backward_sequence_number",
@@ -36,6 +39,7 @@ __all__ = [
     "get_group_name",
     "get_group_of_collective",
     "get_local",
+    "get_partitioner_class",
     "get_saved_tensors_hooks",
     "get_sequence_number",
     "get_storage_id",
@@ -147,6 +151,38 @@ def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None
     """Multiply all tensors by a scalar tensor in place, in few kernels."""
     if tensors:
         torch._foreach_mul_(tensors, factor)
+
+
+def build_aot_eager(partitioner: Callable) -> Callable:
+    """Return torch.compile's backend "aot_eager" with another partitioner of the joint graph."""
+    from torch._dynamo.backends.common import aot_autograd  # here, as the compiler takes long to import
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    return aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner, keep_inference_input_mutations=True
+    )
+
+
+def build_inductor(partitioner: Any, **patches: Any) -> Callable:
+    """Return torch.compile's backend "inductor" with another partitioner and other settings, for its graphs alone."""
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {**patches, "custom_partitioner_fn": partitioner}
+    return lambda graph, inputs: compile_fx(graph, inputs, config_patches=patches)
+
+
+def get_partitioner_class() -> type:
+    """Return the base class of what inductor takes as a partitioner."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    return CustomPartitionerFn
+
+
+def cut_joint_graph(graph: torch.fx.GraphModule, inputs: Any, **keywords: Any) -> tuple:
+    """Return forward and backward graph as AOTAutograd's min-cut partitioner, which heeds tags of nodes, cuts them."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(graph, inputs, **{"compiler": "inductor", **keywords})
 
 
 def build_fake_store() -> torch.distributed.Store:
