@@ -146,7 +146,8 @@ class Bucket:
         """Return the unsharded parameter, which all reads of this forward share."""
         with_autograd = torch.is_grad_enabled()
         if with_autograd not in self._outputs:
-            self._outputs[with_autograd] = self._unshard()
+            with compat.hide_from_checkpoint():
+                self._outputs[with_autograd] = self._unshard()
         return self._outputs[with_autograd][index]
 
     def _unshard(self) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,8 @@ Not here: what is done with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily, TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 __all__ = [
     "FakeTensorMode",  # tensors with shapes and devices but no memory, to trace a step of any size
@@ -43,6 +45,7 @@ __all__ = [
     "get_saved_tensors_hooks",
     "get_sequence_number",
     "get_storage_id",
+    "hide_from_checkpoint",
     "is_in_checkpoint",
     "is_in_place",
     "is_inferring_shapes",
@@ -114,6 +117,18 @@ def is_in_checkpoint() -> bool:
     """Return whether `torch.utils.checkpoint` decides now what becomes of the tensors that autograd saves."""
     hooks = get_saved_tensors_hooks()
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+@contextmanager
+def hide_from_checkpoint() -> Iterator[None]:
+    """Hide ops inside from a policy of selective activation checkpointing.
+
+    Such a policy expects a recomputed forward to call the same ops. Which gathers are issued in a forward depends on what
+    is gathered already, and none of them is an activation.
+    """
+    policies = (_CachingTorchDispatchMode, _CachedTorchDispatchMode)
+    with _pop_mode_temporarily() if isinstance(_get_current_dispatch_mode(), policies) else nullcontext():
+        yield
 
 
 def get_group_name(mesh: DeviceMesh, mesh_dim: int) -> str:
