@@ -8,7 +8,6 @@ Not here: what is done with them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -138,8 +137,11 @@ def is_in_place(op: OpOverload) -> bool:
     return op._schema.is_mutable
 
 
-def get_arguments(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
-    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema."""
+def get_arguments(op: OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
+    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema.
+
+    Those that the call leaves to their defaults are missing.
+    """
     return {argument.name: value for argument, value in zip(op._schema.arguments, args)} | kwargs
 
 

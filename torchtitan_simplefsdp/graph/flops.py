@@ -36,8 +36,9 @@ def _count_attention(op: compat.OpOverload, args: tuple, kwargs: dict) -> int:
 
     torch's own formulas count the whole square and lack the CPU kernel.
     """
-    query, key, value = (compat.get_argument(op, name, args, kwargs) for name in ("query", "key", "value"))
+    arguments = compat.get_arguments(op, args, kwargs)
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
     batch, heads, queries, width = query.shape
     scores = 2 * batch * heads * queries * key.size(2)
     flops = scores * (3 * width + 2 * value.size(3) if "backward" in op.name() else width + value.size(3))
-    return flops // 2 if compat.get_argument(op, "is_causal", args, kwargs) else flops
+    return flops // 2 if arguments.get("is_causal", False) else flops
