@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,11 +29,12 @@ def world():
     dist.destroy_process_group()
 
 
-def build_step(mode, mesh, tp_mesh=None, **policy):
+def build_step(mode, mesh, tp_mesh=None, bucket_plan=None, reshard=False, **policy):
     model = build_tiny_llama()
     if tp_mesh:
         apply_tp(model, tp_mesh)
-    data_parallel(model, mesh, mode=mode, mp_policy=MixedPrecisionPolicy(**policy))
+    policy = MixedPrecisionPolicy(**policy)
+    data_parallel(model, mesh, mode, policy, bucket_plan=bucket_plan, reshard_after_forward=reshard)
     tokens, labels = get_batch(0, 2, model.vocab_size)
 
     def step():
@@ -56,6 +59,27 @@ def test_fully_shard_gathers_in_forward_and_scatters_in_backward_with_all_bytes(
     assert {(c.kind, c.group, c.dtype) for c in backward} == {("reduce_scatter", "fsdp", torch.float32)}
     assert sorted(c.bytes for c in backward) == sorted(4 * size for size in MODEL)
     assert sum(c.wire_bytes for c in collectives) == sum(MODEL) * (2 + 4) * 7 / 8
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_buckets_are_one_collective_each_with_the_bytes_of_their_parameters(reshard):
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("fsdp",))
+    model, step = build_step("fully_shard", mesh, bucket_plan="block", reshard=reshard, param_dtype=torch.bfloat16)
+    labels = [("model", model), *((f"layer{n}", layer) for n, layer in enumerate(model.layers))]
+    collectives = trace_collectives(step, labels, [mesh])
+    buckets = [EMBEDDING, sum(LAYER), sum(LAYER), NORM + EMBEDDING]
+    moved = {
+        kind: [c.bytes for c in collectives if (c.phase, c.kind) == kind]
+        for kind in (("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
+    }
+    assert moved == {
+        ("forward", "all_gather"): [2 * size for size in buckets],
+        # no backward needs the embedding's weight
+        ("backward", "all_gather"): [2 * size for size in buckets[:0:-1]] if reshard else [],
+        ("backward", "reduce_scatter"): [2 * size for size in reversed(buckets)],
+    }
+    assert len(collectives) == sum(map(len, moved.values()))
+    assert [c.where for c in collectives[:4]] == ["model", "layer0", "layer1", "model"]
 
 
 def test_hybrid_scatters_and_then_reduces_the_shard():
@@ -84,11 +108,14 @@ def test_tensor_parallel_collectives_have_their_own_group():
     assert {c.phase for c in tensor_parallel} == {"forward", "backward"}
 
 
-def test_a_fake_tensor_step_has_the_events_of_a_real_one():
+@pytest.mark.parametrize("bucket_plan, reshard", [(None, False), ("block", True)])
+def test_a_fake_tensor_step_has_the_events_of_a_real_one(bucket_plan, reshard):
     mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("fsdp", "tp"))
-    model, step = build_step("fully_shard", mesh["fsdp"], mesh["tp"])
+    build = partial(build_step, "fully_shard", mesh["fsdp"], mesh["tp"], bucket_plan, reshard)
+    build()[1]()  # DTensor infers the shapes of its ops once
+    model, step = build()
     real = trace_step(step, [("model", model)], [mesh])
-    model, step = build_step("fully_shard", mesh["fsdp"], mesh["tp"])
+    model, step = build()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         fake = trace_step(step, [("model", model)], [mesh])

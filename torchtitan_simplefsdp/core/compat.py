@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "FakeTensor",
     "FakeTensorMode",  # tensors with shapes and devices but no memory, to trace a step of any size
     "OpOverload",  # type of an op as a dispatch mode sees it
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones

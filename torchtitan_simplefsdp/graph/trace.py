@@ -93,8 +93,9 @@ def trace_step(
 ) -> list[Collective | Compute]:
     """Run `step` once and return what it did, in order. Every rank of a real group must call this alike.
 
-    Under fake tensors run a step with DTensors once before: DTensor infers the shape of each new op by running it on
-    the global shape, which looks like an op of the step then. (In a real run it does not.)
+    Run a step with DTensors once before: DTensor infers the shape of each new op by running it on fake tensors of the
+    global shape, which looks like an op of the step then. A copy of the model can run it, as the first step of a model
+    with SimpleFSDP prefetches nothing: later ones gather, and end reductions, where the bucket before is computed.
 
     Args:
         step: forward, backward and what else is to be seen.
