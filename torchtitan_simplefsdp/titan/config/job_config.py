@@ -27,17 +27,14 @@ class SimpleFSDP:
 
     reduction: Literal["auto", "native", "exact"] = "auto"
     """
-    Choices: how gradients are summed over data-parallel ranks.
-    'native' as the backend and FSDP2 do; 'exact' in one order, so
-    that all modes and meshes give the same bits; 'auto' is exact
-    on CPU and native on GPU.
+    Choices: 'native' sums gradients as FSDP2 does, 'exact' to the
+    same bits in all modes; 'auto' is exact on CPU only.
     """
 
     bucket_plan: str = "block"
     """
-    Which parameters share one all_gather and one reduction: 'block'
-    those of a transformer block, 'parameter' each alone, a number as
-    many MiB of unsharded parameters as that. Same results.
+    Parameters that share a collective: those of a 'block', each
+    'parameter' alone, or so many MiB, as '25'.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
@@ -54,7 +51,7 @@ class Compile:
     graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
     """
     Choices: upstream's bucketing passes, or None. Accepted for
-    compatibility; no effect yet, the results are the same.
+    compatibility; no effect yet.
     """
 
 
