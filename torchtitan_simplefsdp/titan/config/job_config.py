@@ -39,10 +39,9 @@ class SimpleFSDP:
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: 'per_step' sums gradients over replicas once per
-    optimizer step, 'per_microbatch' in each backward of a step
-    (gradient accumulation, pipeline); with exact reduction all
-    modes then give the same bits.
+    Choices: 'per_step' sums gradients over replicas once per step,
+    'per_microbatch' in each backward (accumulation, pipeline), with
+    'exact' to the same bits in all modes.
     """
 
 
