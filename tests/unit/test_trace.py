@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.tiny_llama import apply_tp, build_tiny_llama, DIM, get_batch, HEADS, SEQ_LEN
 from torchtitan_simplefsdp import data_parallel, MixedPrecisionPolicy
-from torchtitan_simplefsdp.core.compat import FakeTensorMode
+from torchtitan_simplefsdp.core.compat import FakeTensorMode, tree_leaves, wait
 from torchtitan_simplefsdp.graph.trace import Collective, Compute, count_collectives, trace_collectives, trace_step
 
 MATRIX, FFN, NORM, EMBEDDING = 32 * 32, 64 * 32, 32, 256 * 32  # parameters
@@ -144,6 +144,14 @@ def test_what_is_outside_of_the_modules_is_other():
     assert collective == Collective("all_reduce", name, tuple(range(8)), 64, torch.float64, "other", "")
 
 
+def functional():
+    return torch.ops._c10d_functional
+
+
+def get_world_name() -> str:
+    return dist.group.WORLD.group_name
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # two names that torch 2.13 still has
 @pytest.mark.parametrize(
     "kind, call",
@@ -153,10 +161,20 @@ def test_what_is_outside_of_the_modules_is_other():
         ("all_to_all", lambda: dist.all_to_all_single(torch.empty(80), torch.empty(80))),
         ("all_gather", lambda: dist.all_gather([torch.empty(10) for _ in range(8)], torch.empty(10))),
         ("broadcast", lambda: dist.broadcast(torch.empty(80), 0)),
+        ("all_to_all", lambda: torch.ops._dtensor.shard_dim_alltoall(torch.empty(8, 10), 1, 0, get_world_name())),
+        ("all_gather", lambda: functional().all_gather_into_tensor(torch.empty(10), 8, get_world_name())),
+        ("all_gather", lambda: functional().all_gather_into_tensor_coalesced([torch.empty(5)] * 2, 8, get_world_name())),
+        ("reduce_scatter", lambda: functional().reduce_scatter_tensor(torch.empty(80), "sum", 8, get_world_name())),
+        ("all_reduce", lambda: functional().all_reduce_coalesced([torch.empty(40)] * 2, "sum", get_world_name())),
     ],
 )
-def test_collectives_of_torch_distributed_itself_count_the_whole_tensor(kind, call):
-    (collective,) = trace_collectives(call)
+def test_collectives_of_torch_itself_count_the_whole_tensor(kind, call):
+    def call_and_wait():
+        for started in tree_leaves(call()):
+            if isinstance(started, torch.Tensor):
+                wait(started)
+
+    (collective,) = trace_collectives(call_and_wait)
     assert (collective.kind, collective.bytes) == (kind, 320)
 
 
