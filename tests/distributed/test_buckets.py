@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.tiny_llama import LAYERS, apply_tp, build_tiny_llama, get_batch, train
 from torchtitan_simplefsdp import MixedPrecisionPolicy, accumulate_gradients, data_parallel
@@ -35,24 +35,28 @@ PLANS = {
 }
 
 
-def build(mode: str, plan: str, reshard: bool | None, tp: int = 1, checkpointed: bool = False, **options) -> nn.Module:
+def build(mode: str, plan: str, reshard: bool | None, tp: int = 1, checkpointed: str = "", **options) -> nn.Module:
     dp_mesh, tp_mesh = build_meshes(mode, tp)
     model = build_tiny_llama()
     if tp_mesh is not None:
         apply_tp(model, tp_mesh)
     if checkpointed:
         for name, layer in model.layers.named_children():
-            model.layers[int(name)] = Checkpointed(layer)
+            model.layers[int(name)] = Checkpointed(layer, checkpointed)
     return data_parallel(model, dp_mesh, mode=mode, bucket_plan=PLANS[plan], reshard_after_forward=reshard, **options)
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
+    """A block under activation checkpointing: 'full', or 'selective', which keeps the results of matrix products."""
+
+    def __init__(self, inner: nn.Module, kind: str) -> None:
         super().__init__()
         self.inner = inner
+        context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+        self.options = {"context_fn": context} if kind == "selective" else {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)
+        return checkpoint(self.inner, x, use_reentrant=False, **self.options)
 
 
 def find_plans_that_differ(mode: str, tp: int, policy: MixedPrecisionPolicy, reduction: str) -> list[str]:
@@ -60,10 +64,11 @@ def find_plans_that_differ(mode: str, tp: int, policy: MixedPrecisionPolicy, red
     train_here = partial(train, dp_rank=get_dp_rank_and_degree(tp)[0], dp_degree=get_dp_rank_and_degree(tp)[1], steps=4)
     oracle = train_here(build_here("parameter", False))
     variants = {f"{plan}, reshard {reshard}": (plan, reshard) for plan in PLANS for reshard in (True, False)}
-    variants |= {f"{name}, checkpointed": (*variant, tp, True) for name, variant in variants.items() if "block" in name}
+    for kind in ("full", "selective"):
+        variants |= {f"block, reshard {reshard}, {kind}": ("block", reshard, kind) for reshard in (True, False)}
     wrong = []
-    for name, (plan, reshard, *rest) in variants.items():
-        trained = train_here(build_here(plan, reshard, checkpointed=bool(rest)))
+    for name, (plan, reshard, *checkpointed) in variants.items():
+        trained = train_here(build_here(plan, reshard, checkpointed="".join(checkpointed)))
         wrong += [f"{name}: {kind}" for kind in oracle if not all(map(torch.equal, trained[kind], oracle[kind]))]
     return wrong
 
@@ -77,7 +82,7 @@ def test_every_plan_trains_bitwise_like_one_collective_per_parameter(ranks, worl
     assert ranks.run(find_plans_that_differ, world_size, mode, tp, policy, reduction) == [[]] * world_size
 
 
-def count_a_step(mode: str, plan: str, reshard: bool | None, checkpointed: bool, reduction: str) -> tuple[dict, dict]:
+def count_a_step(mode: str, plan: str, reshard: bool | None, checkpointed: str, reduction: str) -> tuple[dict, dict]:
     """Return the collectives of the second step's forward and backward."""
     model = build(mode, plan, reshard, checkpointed=checkpointed, reduction=reduction)
     tokens, _ = get_batch(0, 2, model.vocab_size)
@@ -96,21 +101,23 @@ AGAIN = BLOCKS - 1
 @pytest.mark.parametrize(
     "mode, plan, reshard, checkpointed, reduction, forward, backward",
     [
-        ("replicate", "block", True, False, "native", {}, {"all_reduce": BLOCKS}),
-        ("replicate", "block", True, False, "exact", {}, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
-        ("fully_shard", "parameter", False, False, "native", PARAMETERS, {"reduce_scatter": PARAMETERS}),
-        ("fully_shard", "block", False, False, "native", BLOCKS, {"reduce_scatter": BLOCKS}),
-        ("fully_shard", "block", True, False, "native", BLOCKS, {"all_gather": AGAIN, "reduce_scatter": BLOCKS}),
+        ("replicate", "block", True, "", "native", {}, {"all_reduce": BLOCKS}),
+        ("replicate", "block", True, "", "exact", {}, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
+        ("fully_shard", "parameter", False, "", "native", PARAMETERS, {"reduce_scatter": PARAMETERS}),
+        ("fully_shard", "block", False, "", "native", BLOCKS, {"reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", True, "", "native", BLOCKS, {"all_gather": AGAIN, "reduce_scatter": BLOCKS}),
         # None keeps the bucket behind the last block
-        ("fully_shard", "block", None, False, "exact", BLOCKS, {"all_gather": AGAIN - 1, "all_to_all": BLOCKS}),
+        ("fully_shard", "block", None, "", "exact", BLOCKS, {"all_gather": AGAIN - 1, "all_to_all": BLOCKS}),
         # the recomputed forward gathers, nothing else does
-        ("fully_shard", "block", None, True, "native", BLOCKS, {"all_gather": LAYERS, "reduce_scatter": BLOCKS}),
-        ("fully_shard", "block", False, True, "native", BLOCKS, {"reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", None, "full", "native", BLOCKS, {"all_gather": LAYERS, "reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", False, "full", "native", BLOCKS, {"reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", None, "selective", "native", BLOCKS, {"all_gather": LAYERS, "reduce_scatter": BLOCKS}),
+        ("fully_shard", "block", False, "selective", "native", BLOCKS, {"reduce_scatter": BLOCKS}),
         (
-            "hybrid_shard", "block", True, False, "native", BLOCKS,
+            "hybrid_shard", "block", True, "", "native", BLOCKS,
             {"all_gather": AGAIN, "reduce_scatter": BLOCKS, "all_reduce": BLOCKS},
         ),
-        ("hybrid_shard", "block", False, False, "exact", BLOCKS, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
+        ("hybrid_shard", "block", False, "", "exact", BLOCKS, {"all_to_all": BLOCKS, "all_gather": BLOCKS}),
     ],
 )  # fmt: skip
 def test_a_step_has_the_collectives_of_theory(ranks, mode, plan, reshard, checkpointed, reduction, forward, backward):
@@ -136,7 +143,7 @@ def record_order():
         yield events
 
 
-def record_a_step(checkpointed: bool) -> tuple[str, str]:
+def record_a_step(checkpointed: str) -> tuple[str, str]:
     """Return the order in the second step; each block of the model computes (c) once forward and once backward."""
     model = build("fully_shard", "block", True, checkpointed=checkpointed)
     tokens, _ = get_batch(0, 2, model.vocab_size)
@@ -160,11 +167,11 @@ BACKWARD_CHECKPOINTED = ["ggwr", "gwccrd", "wccrd", "rdd"]  # a block computes i
 
 
 def test_gathers_are_issued_one_bucket_ahead_and_reductions_waited_for_one_bucket_later(ranks):
-    assert ranks.run(record_a_step, 2, False) == [("".join(FORWARD), "".join(BACKWARD))] * 2
-    assert ranks.run(record_a_step, 2, True) == [("".join(FORWARD), "".join(BACKWARD_CHECKPOINTED))] * 2
+    assert ranks.run(record_a_step, 2, "") == [("".join(FORWARD), "".join(BACKWARD))] * 2
+    assert ranks.run(record_a_step, 2, "full") == [("".join(FORWARD), "".join(BACKWARD_CHECKPOINTED))] * 2
 
 
-def watch_memory(reshard: bool | None, checkpointed: bool) -> tuple[list[int], int, int]:
+def watch_memory(reshard: bool | None, checkpointed: str) -> tuple[list[int], int, int]:
     """Return which buckets' unsharded parameters are alive after forward, and how many at most in forward and backward."""
     model = build("fully_shard", "block", reshard, checkpointed=checkpointed)
     tokens, _ = get_batch(0, 2, model.vocab_size)
@@ -197,9 +204,9 @@ def watch_memory(reshard: bool | None, checkpointed: bool) -> tuple[list[int], i
     "reshard, checkpointed, alive_after_forward, most_in_forward, most_in_backward",
     [
         # the bucket behind the last block is kept by None
-        (True, False, [], 1, 1),
-        (None, False, [3], 1, 1),
-        (True, True, [], 1, 1),
+        (True, "", [], 1, 1),
+        (None, "", [3], 1, 1),
+        (True, "full", [], 1, 1),
     ],
 )
 def test_unsharded_parameters_are_freed_after_forward_and_after_their_reduction(

@@ -32,7 +32,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor
 
 from . import compat
-from .unshard import TensorParallelSpec, Wire, finish_gather, finish_reduce, start_gather, start_reduce
+from .unshard import TensorParallelSpec, Wire, finish_gather, finish_reduce, start_gather, start_reduce, unshard
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -75,6 +75,7 @@ class Bucket:
 
     def _reset(self) -> None:
         self.is_checkpointed = False  # whether the last forward was, so that backward reads the bucket once more
+        self.graph_shards: Sequence[torch.Tensor] | None = None  # local shards as inputs of a graph; see graph/compile.py
         self._open = 0  # scopes whose forward runs now
         self._left: set[int] = set()  # scopes whose forward has run since the first read
         self._outputs: dict[bool, tuple[torch.Tensor, ...]] = {}  # what reads return, with autograd and without
@@ -101,6 +102,10 @@ class Bucket:
         """Whether any of its parameters has a gradient to reduce."""
         return any(member.stored.requires_grad for member in self.members)
 
+    def get_graph_shards(self) -> list[torch.Tensor]:
+        """Return the local shards with their graph to the stored parameters."""
+        return [_to_local(member.stored) for member in self.members]
+
     def get_shards(self) -> list[torch.Tensor]:
         """Return the local shards, outside of autograd."""
         return [compat.get_local(member.stored) for member in self.members]
@@ -116,6 +121,19 @@ class Bucket:
         if self._open == 0 and len(self._left) == len(self.scopes):
             self.drop()
 
+    def enter_in_graph(self) -> None:
+        """As `enter`, in a forward that torch.compile traces: the bucket is unsharded by one node of the graph."""
+        self._open += 1
+        if not self._outputs:
+            shards = self.graph_shards or self.get_graph_shards()
+            self._outputs = {torch.is_grad_enabled(): self._wrap(unshard(shards, _get_wire(self)))}
+
+    def leave_in_graph(self, is_last: bool) -> None:
+        """As `leave`, in a forward that torch.compile traces; `is_last`: no later scope reads the bucket."""
+        self._open -= 1
+        if is_last:
+            self._outputs = {}
+
     def drop(self) -> None:
         """Forget what was unsharded for reading; what autograd saved lives on, or is a recipe (reshard.py)."""
         self._left.clear()
@@ -128,7 +146,8 @@ class Bucket:
         """Return the unsharded parameter, which all reads of this forward share."""
         with_autograd = torch.is_grad_enabled()
         if with_autograd not in self._outputs:
-            self._outputs[with_autograd] = self._unshard()
+            with compat.hide_from_checkpoint():
+                self._outputs[with_autograd] = self._unshard()
         return self._outputs[with_autograd][index]
 
     def _unshard(self) -> tuple[torch.Tensor, ...]:
@@ -137,10 +156,12 @@ class Bucket:
         if link is None:
             link = _Link(gather)
         self._gather = gather
-        outputs = _UseUnsharded.apply(link.token, link)
+        return self._wrap(_UseUnsharded.apply(link.token, link))
+
+    def _wrap(self, unsharded: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(
-            output if member.tensor_parallel is None else member.tensor_parallel.wrap(output)
-            for output, member in zip(outputs, self.members)
+            tensor if member.tensor_parallel is None else member.tensor_parallel.wrap(tensor)
+            for tensor, member in zip(unsharded, self.members)
         )
 
     def prefetch(self) -> None:
@@ -257,10 +278,7 @@ class _Link:
         self.gather = gather
         self.reduction: tuple[torch.Tensor, Wire, list[int]] | None = None  # issued
         bucket = gather.bucket
-        wire = bucket.wire
-        if bucket.accumulates and bucket.members[0].module._simple_fsdp_accumulates:  # see accumulation.py
-            wire = wire._replace(reduction=wire.reduction.without_replicas())
-        self.wire = wire
+        self.wire = _get_wire(bucket)
         self.token_device = bucket.members[0].stored.device
         self.token = _HandOutGradients.apply(self, *(member.stored for member in bucket.members))
 
@@ -315,6 +333,17 @@ class _UseUnsharded(torch.autograd.Function):
             wire = link.wire.select(indices)
             link.reduction = start_reduce([gradients[index] for index in indices], wire), wire, indices
         return torch.empty(0, device=link.token_device), None
+
+
+def _get_wire(bucket: Bucket) -> Wire:
+    """Return the constants of a read now: inside `accumulate_gradients` its backward leaves the sum over replicas."""
+    if bucket.accumulates and bucket.members[0].module._simple_fsdp_accumulates:
+        return bucket.wire._replace(reduction=bucket.wire.reduction.without_replicas())
+    return bucket.wire
+
+
+def _to_local(stored: torch.Tensor) -> torch.Tensor:
+    return stored.to_local() if isinstance(stored, DTensor) else stored
 
 
 def _get_versions(bucket: Bucket) -> list[tuple[int, int, int]]:

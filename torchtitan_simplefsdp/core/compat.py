@@ -7,7 +7,9 @@ Not here: what is done with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -15,8 +17,9 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily, TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 __all__ = [
     "FakeTensor",
@@ -26,9 +29,12 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "build_aot_eager",
     "build_fake_store",
+    "build_inductor",
     "call_at_end_of_backward",
     "concatenate_meshes",
+    "cut_joint_graph",
     "get_arguments",
     "get_backward_id",
     "get_backward_sequence_number",
@@ -36,9 +42,11 @@ __all__ = [
     "get_group_name",
     "get_group_of_collective",
     "get_local",
+    "get_partitioner_class",
     "get_saved_tensors_hooks",
     "get_sequence_number",
     "get_storage_id",
+    "hide_from_checkpoint",
     "is_in_checkpoint",
     "is_in_place",
     "is_inferring_shapes",
@@ -112,6 +120,18 @@ def is_in_checkpoint() -> bool:
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
+@contextmanager
+def hide_from_checkpoint() -> Iterator[None]:
+    """Hide ops inside from a policy of selective activation checkpointing.
+
+    Such a policy expects a recomputed forward to call the same ops. Which gathers are issued in a forward depends on what
+    is gathered already, and none of them is an activation.
+    """
+    policies = (_CachingTorchDispatchMode, _CachedTorchDispatchMode)
+    with _pop_mode_temporarily() if isinstance(_get_current_dispatch_mode(), policies) else nullcontext():
+        yield
+
+
 def get_group_name(mesh: DeviceMesh, mesh_dim: int) -> str:
     """Name of the process group of one mesh dim; the functional collectives address groups by name."""
     return mesh.get_group(mesh_dim).group_name
@@ -150,6 +170,38 @@ def multiply_in_place(tensors: list[torch.Tensor], factor: torch.Tensor) -> None
     """Multiply all tensors by a scalar tensor in place, in few kernels."""
     if tensors:
         torch._foreach_mul_(tensors, factor)
+
+
+def build_aot_eager(partitioner: Callable) -> Callable:
+    """Return torch.compile's backend "aot_eager" with another partitioner of the joint graph."""
+    from torch._dynamo.backends.common import aot_autograd  # here, as the compiler takes long to import
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    return aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partitioner, keep_inference_input_mutations=True
+    )
+
+
+def build_inductor(partitioner: Any, **patches: Any) -> Callable:
+    """Return torch.compile's backend "inductor" with another partitioner and other settings, for its graphs alone."""
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {**patches, "custom_partitioner_fn": partitioner}
+    return lambda graph, inputs: compile_fx(graph, inputs, config_patches=patches)
+
+
+def get_partitioner_class() -> type:
+    """Return the base class of what inductor takes as a partitioner."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    return CustomPartitionerFn
+
+
+def cut_joint_graph(graph: torch.fx.GraphModule, inputs: Any, **keywords: Any) -> tuple:
+    """Return forward and backward graph as AOTAutograd's min-cut partitioner, which heeds tags of nodes, cuts them."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(graph, inputs, **{"compiler": "inductor", **keywords})
 
 
 def build_fake_store() -> torch.distributed.Store:

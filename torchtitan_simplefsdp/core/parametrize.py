@@ -87,10 +87,26 @@ class Scope:
                 stack.enter_context(save_recipes(self.schedule))
             yield
 
+    def enter_in_graph(self) -> None:
+        """The forward begins, traced by torch.compile."""
+        for bucket in self.buckets:
+            bucket.enter_in_graph()
+
+    def leave_in_graph(self, module: nn.Module) -> None:
+        """The forward has ended, traced by torch.compile."""
+        for bucket in self.buckets:
+            bucket.leave_in_graph(is_last=module is bucket.scopes[-1])
+
 
 def is_parametrized(module: nn.Module) -> bool:
     """Return whether the module's own parameters are gathered on access already, or its forward opens buckets."""
     return "_simple_fsdp" in module.__dict__
+
+
+def get_buckets(model: nn.Module) -> list[Bucket]:
+    """Return the buckets of all parameters of `model`, each once."""
+    places = (place for m in model.modules() if is_parametrized(m) for place in m._simple_fsdp_buckets.values())
+    return list(dict.fromkeys(bucket for bucket, _ in places))
 
 
 def parametrize(
@@ -139,9 +155,15 @@ def _extra_repr_without_gather(cls: type[nn.Module]):
 
 def _forward_in_scope(cls: type[nn.Module]):
     def forward(self: nn.Module, *args, **kwargs):
+        scope = self._simple_fsdp_scope
         if torch.compiler.is_compiling():
-            return cls.forward(self, *args, **kwargs)
-        with self._simple_fsdp_scope.forward(self):
+            if any(bucket.is_open for bucket in scope.buckets):  # only the computation is compiled
+                return cls.forward(self, *args, **kwargs)
+            scope.enter_in_graph()
+            out = cls.forward(self, *args, **kwargs)
+            scope.leave_in_graph(self)
+            return out
+        with scope.forward(self):
             return cls.forward(self, *args, **kwargs)
 
     return forward

@@ -41,4 +41,4 @@ def _count_attention(op: compat.OpOverload, args: tuple, kwargs: dict) -> int:
     batch, heads, queries, width = query.shape
     scores = 2 * batch * heads * queries * key.size(2)
     flops = scores * (3 * width + 2 * value.size(3) if "backward" in op.name() else width + value.size(3))
-    return flops // 2 if arguments.get("is_causal", False) else flops
+    return flops // 2 if arguments.get("is_causal") else flops

@@ -18,6 +18,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
+from torchtitan_simplefsdp.graph.compile import compile_blocks, compile_model
 
 from .context_parallel import AllGatherAttention
 from .config.data_parallel_mode import get_data_parallel_mode
@@ -36,7 +37,7 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
     """Apply everything but pipeline parallelism to a Llama model (or pipeline stage) on meta, in place.
 
     Returns:
-        The model, wrapped by torch.compile if that is enabled.
+        The model itself.
 
     The degrees fit each other and the model: config/rules_degrees.py has checked that.
     """
@@ -49,7 +50,7 @@ def parallelize_llama(model: nn.Module, parallel_dims: ParallelDims, job_config:
         apply_ac(model, job_config)
     apply_dp(model, parallel_dims, job_config)
     if is_model_compiled(job_config):
-        model = apply_compile(model, job_config)
+        apply_compile(model, job_config)
     return model
 
 
@@ -150,12 +151,17 @@ def get_reduction(configured: str, device_type: str) -> str:
     return "exact" if device_type == "cpu" else "native"
 
 
-def apply_compile(model: nn.Module, job_config: JobConfig) -> nn.Module:
-    """Compile the whole model, collectives included, as one graph (arXiv:2411.00284, section 3.2)."""
+def apply_compile(model: nn.Module, job_config: JobConfig) -> None:
+    """Compile the whole model, collectives included (arXiv:2411.00284, section 3.2), or its blocks' computation, in place."""
     if job_config.compile.graph_passes is not None:
         logger.warning(
             f"SimpleFSDP: compile.graph_passes={job_config.compile.graph_passes!r} is not active yet: "
-            "same results, without bucketing and reordering"
+            "same results, without reordering"
         )
-    logger.info(f"Compiling the model as one graph with backend {job_config.compile.backend!r}")
-    return torch.compile(model, backend=job_config.compile.backend, fullgraph=True)
+    backend = job_config.compile.backend
+    if job_config.simple_fsdp.compile_unit == "block":
+        compile_blocks(model, backend)
+        logger.info(f"Compiling the computation of each block with backend {backend!r}; collectives stay eager")
+    else:
+        compile_model(model, backend)
+        logger.info(f"Compiling the model as one graph with backend {backend!r}")

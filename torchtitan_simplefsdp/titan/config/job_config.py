@@ -37,6 +37,13 @@ class SimpleFSDP:
     'parameter' alone, or so many MiB, as '25'.
     """
 
+    compile_unit: Literal["model", "block"] = "model"
+    """
+    Choices: what compile.enable compiles: 'model' as one graph with
+    its collectives; 'block' each block's computation, collectives
+    eager: equal blocks share code, so it compiles faster.
+    """
+
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
     Choices: 'per_step' sums gradients over replicas once per step,
