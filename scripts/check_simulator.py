@@ -46,7 +46,7 @@ HEADER = (
 SEQUENCES, SEQ_LEN = 2, 256
 
 
-def build_run(mode: str) -> tuple[Callable[[], None], nn.Module, Loss]:
+def build_run(mode: str, bucket_plan: str | None = "block") -> tuple[Callable[[], None], nn.Module, Loss]:
     """Return a step of forward and backward in a mode, and the modules that it runs."""
     torch.manual_seed(0)
     model = SimpleFSDPTransformer(llama3_args["debugmodel"])
@@ -56,7 +56,8 @@ def build_run(mode: str) -> tuple[Callable[[], None], nn.Module, Loss]:
         apply_mixed_precision(model, MixedPrecisionPolicy())
     else:
         dim = "fsdp" if mode == "fully_shard" else "dp_replicate"
-        data_parallel(model, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(dim,)), mode=mode)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(dim,))
+        data_parallel(model, mesh, mode=mode, bucket_plan=bucket_plan, reshard_after_forward=False)
     loss = Loss()
     tokens = torch.randint(2048, (SEQUENCES, SEQ_LEN))
 
@@ -83,13 +84,13 @@ def check(rounds: int) -> None:
                 seconds[mode].append(time.perf_counter() - started)
     measured = {mode: statistics.median(times) for mode, times in seconds.items()}
     predicted = {}
-    for mode, (step, model, loss) in runs.items():
+    for mode in runs:
+        step, model, loss = build_run(mode, bucket_plan=None)  # the schedule fills the buckets
         # groups by mesh dim are not needed: every collective of these runs is data parallelism's
         events = trace_step(step, build_labels(model, loss))
         groups = {event.group for event in events if isinstance(event, Collective)}
-        predicted[mode] = predict(
-            build_step(events, cost, groups, {}), cost, SCHEDULES["front end alone"], reshard=False
-        )
+        schedule = SCHEDULES["block buckets, prefetch"]
+        predicted[mode] = predict(build_step(events, cost, groups, {}), cost, schedule, reshard=False)
     if dist.get_rank() == 0:
         for mode, prediction in predicted.items():
             step, exposed = prediction.timeline.step_seconds, prediction.timeline.exposed_seconds

@@ -52,7 +52,7 @@ def test_a_row_is_compared_with_fsdp2_in_its_mode_and_with_the_ceiling_of_its_ki
     assert get_baseline(DDP, {DDP: Measurement([1.0])}) is None
     assert get_ceiling(OURS, rows) == get_ceiling(FSDP2, rows) == NONE
     assert get_ceiling(Row("fsdp2+compile", "fully_shard"), rows) == COMPILED
-    assert get_ceiling(Row("ours+inductor", "fully_shard"), {NONE: Measurement([1.0])}) is None
+    assert get_ceiling(Row("ours+graph", "fully_shard"), {NONE: Measurement([1.0])}) is None
 
 
 def test_the_table_has_all_numbers_or_the_error():

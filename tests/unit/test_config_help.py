@@ -35,7 +35,8 @@ def test_the_overview_fits_on_a_page_and_names_sections_own_keys_and_environment
         "--compile.graph_passes",
         "no effect yet",
         "training               17 keys  dataset",
-        "simple_fsdp             3 keys  data-parallel mode, reduction",
+        "--simple_fsdp.bucket_plan",
+        "simple_fsdp             4 keys  mode, reduction, buckets",
     ):
         assert text in page
     for name in "NGPU CONFIG_FILE LOG_RANK TRAIN_FILE COMM_MODE NNODES NODE_RANK RDZV_ENDPOINT".split():

@@ -58,6 +58,15 @@ CASES = {
         "validation.steps=-1 (all data) needs one data-parallel rank: ranks hold different numbers of batches, and those with "
         "more would wait for ever. Set validation.steps to a number; there are 2 such ranks.",
     ),
+    **{
+        f"bucket_plan_{plan}": (
+            f"--simple_fsdp.bucket_plan {plan}",
+            1,
+            f"simple_fsdp.bucket_plan={plan!r} must be 'block' (one collective per transformer block), 'parameter', or a "
+            "size in MiB above 0, as '25'.",
+        )
+        for plan in ("layer", "0", "inf", "nan")
+    },
     "memory_budget_without_compile": (
         "--activation_checkpoint.mode memory_budget",
         1,
@@ -123,6 +132,11 @@ def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
 @pytest.mark.parametrize("flags, world_size", [(VALIDATION, 1), (f"{VALIDATION} --validation.steps 2", 2)])
 def test_validation_that_cannot_hang_is_accepted(workspace, flags, world_size):
     assert parse(workspace, flags=flags, world_size=world_size)
+
+
+@pytest.mark.parametrize("plan", ["block", "parameter", "25", "0.5"])
+def test_bucket_plans_are_names_and_sizes(workspace, plan):
+    assert parse(workspace, flags=f"--simple_fsdp.bucket_plan {plan}").simple_fsdp.bucket_plan == plan
 
 
 def test_an_early_step_of_one_microbatch_is_accepted(workspace):

@@ -138,6 +138,10 @@ def wrap_twice(mesh) -> nn.Module:
     return data_parallel(linear(), mesh, mode="fully_shard")
 
 
+def wrap_a_part_first(mesh) -> nn.Module:
+    return nn.Sequential(data_parallel(nn.Linear(4, 4), mesh, mode="fully_shard"))
+
+
 def wrap_fsdp2(mesh) -> nn.Module:
     return nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh))
 
@@ -149,7 +153,8 @@ def shard_on_same_dim(mesh) -> nn.Module:
 @pytest.mark.parametrize(
     "build, message",
     [
-        (wrap_twice, "data_parallel: module '0' has SimpleFSDP already. Apply it once per module."),
+        (wrap_twice, "data_parallel: the model has SimpleFSDP already. Apply it once per module."),
+        (wrap_a_part_first, "data_parallel: module '0' has SimpleFSDP already. Apply it once per module."),
         (
             wrap_fsdp2,
             "data_parallel: module '0' is wrapped by FSDPModule already. Pass the bare model: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.tiny_llama import apply_tp, build_tiny_llama, DIM, get_batch, HEADS, SEQ_LEN
 from torchtitan_simplefsdp import data_parallel, MixedPrecisionPolicy
-from torchtitan_simplefsdp.core.compat import FakeTensorMode
+from torchtitan_simplefsdp.core.compat import FakeTensorMode, tree_leaves, wait
 from torchtitan_simplefsdp.graph.trace import Collective, Compute, count_collectives, trace_collectives, trace_step
 
 MATRIX, FFN, NORM, EMBEDDING = 32 * 32, 64 * 32, 32, 256 * 32  # parameters
@@ -27,11 +29,12 @@ def world():
     dist.destroy_process_group()
 
 
-def build_step(mode, mesh, tp_mesh=None, **policy):
+def build_step(mode, mesh, tp_mesh=None, bucket_plan=None, reshard=False, **policy):
     model = build_tiny_llama()
     if tp_mesh:
         apply_tp(model, tp_mesh)
-    data_parallel(model, mesh, mode=mode, mp_policy=MixedPrecisionPolicy(**policy))
+    policy = MixedPrecisionPolicy(**policy)
+    data_parallel(model, mesh, mode, policy, bucket_plan=bucket_plan, reshard_after_forward=reshard)
     tokens, labels = get_batch(0, 2, model.vocab_size)
 
     def step():
@@ -56,6 +59,27 @@ def test_fully_shard_gathers_in_forward_and_scatters_in_backward_with_all_bytes(
     assert {(c.kind, c.group, c.dtype) for c in backward} == {("reduce_scatter", "fsdp", torch.float32)}
     assert sorted(c.bytes for c in backward) == sorted(4 * size for size in MODEL)
     assert sum(c.wire_bytes for c in collectives) == sum(MODEL) * (2 + 4) * 7 / 8
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_buckets_are_one_collective_each_with_the_bytes_of_their_parameters(reshard):
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("fsdp",))
+    model, step = build_step("fully_shard", mesh, bucket_plan="block", reshard=reshard, param_dtype=torch.bfloat16)
+    labels = [("model", model), *((f"layer{n}", layer) for n, layer in enumerate(model.layers))]
+    collectives = trace_collectives(step, labels, [mesh])
+    buckets = [EMBEDDING, sum(LAYER), sum(LAYER), NORM + EMBEDDING]
+    moved = {
+        kind: [c.bytes for c in collectives if (c.phase, c.kind) == kind]
+        for kind in (("forward", "all_gather"), ("backward", "all_gather"), ("backward", "reduce_scatter"))
+    }
+    assert moved == {
+        ("forward", "all_gather"): [2 * size for size in buckets],
+        # no backward needs the embedding's weight
+        ("backward", "all_gather"): [2 * size for size in buckets[:0:-1]] if reshard else [],
+        ("backward", "reduce_scatter"): [2 * size for size in reversed(buckets)],
+    }
+    assert len(collectives) == sum(map(len, moved.values()))
+    assert [c.where for c in collectives[:4]] == ["model", "layer0", "layer1", "model"]
 
 
 def test_hybrid_scatters_and_then_reduces_the_shard():
@@ -84,11 +108,14 @@ def test_tensor_parallel_collectives_have_their_own_group():
     assert {c.phase for c in tensor_parallel} == {"forward", "backward"}
 
 
-def test_a_fake_tensor_step_has_the_events_of_a_real_one():
+@pytest.mark.parametrize("bucket_plan, reshard", [(None, False), ("block", True)])
+def test_a_fake_tensor_step_has_the_events_of_a_real_one(bucket_plan, reshard):
     mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("fsdp", "tp"))
-    model, step = build_step("fully_shard", mesh["fsdp"], mesh["tp"])
+    build = partial(build_step, "fully_shard", mesh["fsdp"], mesh["tp"], bucket_plan, reshard)
+    build()[1]()  # DTensor infers the shapes of its ops once
+    model, step = build()
     real = trace_step(step, [("model", model)], [mesh])
-    model, step = build_step("fully_shard", mesh["fsdp"], mesh["tp"])
+    model, step = build()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         fake = trace_step(step, [("model", model)], [mesh])
@@ -117,6 +144,14 @@ def test_what_is_outside_of_the_modules_is_other():
     assert collective == Collective("all_reduce", name, tuple(range(8)), 64, torch.float64, "other", "")
 
 
+def functional():
+    return torch.ops._c10d_functional
+
+
+def get_world_name() -> str:
+    return dist.group.WORLD.group_name
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # two names that torch 2.13 still has
 @pytest.mark.parametrize(
     "kind, call",
@@ -126,10 +161,20 @@ def test_what_is_outside_of_the_modules_is_other():
         ("all_to_all", lambda: dist.all_to_all_single(torch.empty(80), torch.empty(80))),
         ("all_gather", lambda: dist.all_gather([torch.empty(10) for _ in range(8)], torch.empty(10))),
         ("broadcast", lambda: dist.broadcast(torch.empty(80), 0)),
+        ("all_to_all", lambda: torch.ops._dtensor.shard_dim_alltoall(torch.empty(8, 10), 1, 0, get_world_name())),
+        ("all_gather", lambda: functional().all_gather_into_tensor(torch.empty(10), 8, get_world_name())),
+        ("all_gather", lambda: functional().all_gather_into_tensor_coalesced([torch.empty(5)] * 2, 8, get_world_name())),
+        ("reduce_scatter", lambda: functional().reduce_scatter_tensor(torch.empty(80), "sum", 8, get_world_name())),
+        ("all_reduce", lambda: functional().all_reduce_coalesced([torch.empty(40)] * 2, "sum", get_world_name())),
     ],
 )
-def test_collectives_of_torch_distributed_itself_count_the_whole_tensor(kind, call):
-    (collective,) = trace_collectives(call)
+def test_collectives_of_torch_itself_count_the_whole_tensor(kind, call):
+    def call_and_wait():
+        for started in tree_leaves(call()):
+            if isinstance(started, torch.Tensor):
+                wait(started)
+
+    (collective,) = trace_collectives(call_and_wait)
     assert (collective.kind, collective.bytes) == (kind, 320)
 
 

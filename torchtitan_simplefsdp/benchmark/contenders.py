@@ -121,15 +121,20 @@ def build_fsdp2(setup: Setup, mode: str, compiled: bool, reshard: bool = True) -
     return model
 
 
-def build_ours(setup: Setup, mode: str, backend: str | None = None, **keywords: Any) -> nn.Module:
-    """SimpleFSDP; `keywords` are those of `data_parallel`."""
+def build_ours(setup: Setup, mode: str, backend: str | None = None, scope: str = "model", **keywords: Any) -> nn.Module:
+    """SimpleFSDP; `keywords` are those of `data_parallel`, `backend` and `scope` those of `compile_ours`."""
     policy = MixedPrecisionPolicy(*DTYPES[setup.options.dtype])
     model = data_parallel(setup.build_model(mode), setup.get_dp_mesh(mode), mode=mode, mp_policy=policy, **keywords)
-    return compile_ours(model, backend) if backend else model
+    return compile_ours(model, backend, scope) if backend else model
 
 
-def compile_ours(model: nn.Module, backend: str) -> nn.Module:
-    return torch.compile(model, fullgraph=True, backend=backend)
+def compile_ours(model: nn.Module, backend: str, scope: str) -> nn.Module:
+    """Compile each 'block' by itself, between eager collectives, or the whole 'model', collectives included."""
+    if scope == "model":
+        return torch.compile(model, fullgraph=True, backend=backend)
+    for block in model.layers:
+        block.compile(fullgraph=True, backend=backend)
+    return model
 
 
 def build_torchtitan(setup: Setup, mode: str, compiled: bool) -> nn.Module:
@@ -154,15 +159,13 @@ CONTENDERS: dict[str, Contender] = {
     "torchtitan": Contender(partial(build_torchtitan, compiled=False), load=peers.load),
     "torchtitan+inductor": Contender(partial(build_torchtitan, compiled=True), compiled=True, load=peers.load),
     "ours": _ours(),
+    "ours+keep": _ours(reshard_after_forward=False),
+    "ours+parameter": _ours(bucket_plan=None),
     "ours+exact": _ours(reduction="exact"),
-    "ours+single": _ours(bucket_plan=None),
-    "ours+block": _ours(bucket_plan="block", reshard_after_forward=True),
-    "ours+block+keep": _ours(bucket_plan="block", reshard_after_forward=False),
-    "ours+aot_eager": _ours(backend="aot_eager"),
-    "ours+inductor": _ours(backend="inductor"),
-    "ours+inductor+exact": _ours(backend="inductor", reduction="exact"),
-    "ours+inductor+block": _ours(backend="inductor", bucket_plan="block", reshard_after_forward=True),
-    "ours+inductor+block+keep": _ours(backend="inductor", bucket_plan="block", reshard_after_forward=False),
+    "ours+exact+keep": _ours(reduction="exact", reshard_after_forward=False),
+    "ours+blocks": _ours(backend="inductor", scope="block"),
+    "ours+graph+aot_eager": _ours(backend="aot_eager"),
+    "ours+graph": _ours(backend="inductor"),
 }
 
 

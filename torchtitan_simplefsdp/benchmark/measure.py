@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .collectives import CollectiveCounter
+from torchtitan_simplefsdp.graph.trace import trace_collectives
+
 from .contenders import build_setup, CONTENDERS, Row, Setup
 from .llama import build_batch, run_step
 from .memory import get_peak, reset_peak, return_freed_memory
@@ -52,9 +54,10 @@ class Runner:
 
     def count(self) -> dict[str, Any]:
         """Run one step and return its collectives; code is not compiled again for it."""
-        with torch.compiler.set_stance("fail_on_recompile"), CollectiveCounter() as counter:
-            self.step()
-        return {"collectives": dict(counter.counts), "sent_bytes": counter.sent}
+        with torch.compiler.set_stance("fail_on_recompile"):
+            collectives = [collective for collective in trace_collectives(self.step) if len(collective.ranks) > 1]
+        sent = sum(collective.wire_bytes for collective in collectives)
+        return {"collectives": dict(Counter(collective.kind for collective in collectives)), "sent_bytes": sent}
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, str | None]:

@@ -46,7 +46,7 @@ class Measurement:
         seconds: of each round's step, on the slowest rank.
         loss: of the whole batch, the same for all rows up to rounding.
         collectives: number per kind in one step.
-        sent_bytes: in one step, per rank; see [Note: bytes sent] in collectives.py.
+        sent_bytes: in one step, per rank, at least: by a ring (graph/cost_model.py).
         memory_bytes: peak of the rank with the highest.
         compile_seconds: how much longer the first step takes than later ones.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 __all__ = [
+    "FakeTensor",
     "FakeTensorMode",  # tensors with shapes and devices but no memory, to trace a step of any size
     "OpOverload",  # type of an op as a dispatch mode sees it
     "TorchDispatchMode",  # sees every op of an init function, the only way to catch random ones
@@ -157,8 +158,11 @@ def is_in_place(op: OpOverload) -> bool:
     return op._schema.is_mutable
 
 
-def get_arguments(op: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
-    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema."""
+def get_arguments(op: OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
+    """Return the arguments of a call of an op, as a dispatch mode sees it, by the names in the op's schema.
+
+    Those that the call leaves to their defaults are missing.
+    """
     return {argument.name: value for argument, value in zip(op._schema.arguments, args)} | kwargs
 
 

@@ -25,6 +25,9 @@ from .bucket import Gather
 from .schedule import Schedule
 
 
+_WITH_STORAGE = (torch.Tensor, compat.FakeTensor)  # other subclasses may have none of their own
+
+
 @dataclass
 class _Recipe:
     """A view of the unsharded parameter `index` of a gather; `dtensor`: what makes it a DTensor again."""
@@ -84,7 +87,7 @@ def _unpack(saved: Any) -> torch.Tensor:
 
 def _build_recipe(tensor: torch.Tensor, schedule: Schedule) -> _Recipe | None:
     local = compat.get_local(tensor)
-    found = schedule.find(local) if type(local) is torch.Tensor else None
+    found = schedule.find(local) if type(local) in _WITH_STORAGE else None
     if found is None or tensor.dtype != found[0].bucket.wire.param_dtype:
         return None
     gather, index = found

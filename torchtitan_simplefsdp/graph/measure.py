@@ -92,7 +92,7 @@ def _measure_collective(
             "all_to_all": lambda: compat.all_to_all(tensor.view(ranks, -1), ranks, name),
         }
         wire_bytes.append(get_wire_bytes(kind, tensor.nbytes, ranks))
-        seconds.append(_time(calls[kind], device, rounds))
+        seconds.append(_time(lambda: compat.wait(calls[kind]()), device, rounds))
     return fit_line(wire_bytes, seconds)
 
 

@@ -2,7 +2,8 @@
 
 A `TorchDispatchMode` sees every op of eager forward, backward and optimizer, in a real run and on FakeTensors under a
 fake process group, so rank 0 of thousands is traced in one process without memory for the model. Collectives of
-anyone are seen: the functional ones that core/ and DTensor issue and those of c10d (torch.distributed's own calls).
+anyone are seen: the functional ones that core/ and DTensor issue and those of c10d (torch.distributed's own calls), and
+those of compiled code, which runs as compiled.
 
 [Note: phase and place]
 An op is in `backward` while an autograd node runs (recomputation of activation checkpointing too), in `forward` while
@@ -47,7 +48,7 @@ _KINDS = {
     "gather": "gather",
     "scatter": "scatter",
 }
-_NAMESPACES = ("_c10d_functional", "c10d")
+_NAMESPACES = ("_c10d_functional", "c10d", "_dtensor")
 
 
 class Collective(NamedTuple):
@@ -93,8 +94,9 @@ def trace_step(
 ) -> list[Collective | Compute]:
     """Run `step` once and return what it did, in order. Every rank of a real group must call this alike.
 
-    Under fake tensors run a step with DTensors once before: DTensor infers the shape of each new op by running it on
-    the global shape, which looks like an op of the step then. (In a real run it does not.)
+    Run a step with DTensors once before: DTensor infers the shape of each new op by running it on fake tensors of the
+    global shape, which looks like an op of the step then. A copy of the model can run it, as the first step of a model
+    with SimpleFSDP prefetches nothing: later ones gather, and end reductions, where the bucket before is computed.
 
     Args:
         step: forward, backward and what else is to be seen.
@@ -140,6 +142,10 @@ class _Trace(compat.TorchDispatchMode):
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._running: list[str] = []  # labels of the modules whose forward runs, innermost last
         self._numbers, self._labels = [0], [""]  # from this number on, autograd nodes are made by this module
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # otherwise compiled code would not run as compiled below this mode
 
     def build_enter(self, label: str) -> Callable:
         def enter(module: nn.Module, args: tuple) -> None:

@@ -9,6 +9,7 @@ Not here: pipeline parallelism, the optimizer, what the events mean (graph/).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,8 +95,7 @@ def trace_llama(layout: Layout, param_dtype: str = "bfloat16", reduce_dtype: str
             model = SimpleFSDPTransformer(dataclasses.replace(whole, n_layers=1, max_seq_len=layout.seq_len))
         parameters = _count_parameters(model, whole.n_layers)
         parallelize_llama(model, dims, config)
-        with compat.FakeTensorMode(allow_non_fake_inputs=True):  # the model is on meta
-            events = _trace(model, layout, meshes)
+        events = _trace(model, layout, meshes)
         tp_local_parameters = _count_parameters(model, whole.n_layers)
     return TracedLlama(events, whole.n_layers, parameters, tp_local_parameters)
 
@@ -138,17 +138,19 @@ def _get_tp_local_size(parameter: torch.Tensor) -> int:
 
 
 def _trace(model: nn.Module, layout: Layout, meshes: list[DeviceMesh]) -> list[Collective | Compute]:
-    model.to_empty(device="cpu")
+    # DTensor runs each new op once more, on the global shape; under fake tensors a trace cannot tell it from a real one.
+    # A copy takes these: the model's first step prefetches nothing, so each collective is in the module that needs it.
+    copied = copy.deepcopy(model)
     loss = Loss()
-    tokens = torch.zeros(layout.local_batch, layout.seq_len, dtype=torch.int64)
-    labels = torch.zeros_like(tokens)
+    with compat.FakeTensorMode(allow_non_fake_inputs=True):  # the models are on meta
+        tokens = torch.zeros(layout.local_batch, layout.seq_len, dtype=torch.int64)
+        labels = torch.zeros_like(tokens)
 
-    def step() -> None:
-        loss(model(tokens), labels).backward()
+        def step(model: nn.Module) -> None:
+            loss(model.to_empty(device="cpu")(tokens), labels).backward()
 
-    # DTensor runs each new op once more, on the global shape; under fake tensors a trace cannot tell it from a real one
-    step()
-    return trace_step(step, build_labels(model, loss), meshes)
+        step(copied)
+        return trace_step(lambda: step(model), build_labels(model, loss), meshes)
 
 
 class Loss(nn.Module):

@@ -43,7 +43,7 @@ _SECTIONS = {
     "experimental": "custom_import: a module that registers models",
     "validation": "validation dataset, frequency, steps",
     "debug": "seed and determinism",
-    "simple_fsdp": "data-parallel mode, reduction (see above)",
+    "simple_fsdp": "mode, reduction, buckets (see above)",
 }
 
 

@@ -27,17 +27,14 @@ class SimpleFSDP:
 
     reduction: Literal["auto", "native", "exact"] = "auto"
     """
-    Choices: how gradients are summed over data-parallel ranks.
-    'native' as the backend and FSDP2 do; 'exact' in one order, so
-    that all modes and meshes give the same bits; 'auto' is exact
-    on CPU and native on GPU.
+    Choices: 'native' sums gradients as FSDP2 does, 'exact' to the
+    same bits in all modes; 'auto' is exact on CPU only.
     """
 
     bucket_plan: str = "block"
     """
-    Which parameters share one all_gather and one reduction: 'block'
-    those of a transformer block, 'parameter' each alone, a number as
-    many MiB of unsharded parameters as that. Same results.
+    Parameters that share a collective: those of a 'block', each
+    'parameter' alone, or so many MiB, as '25'.
     """
 
     compile_unit: Literal["model", "block"] = "model"
@@ -49,10 +46,9 @@ class SimpleFSDP:
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: 'per_step' sums gradients over replicas once per
-    optimizer step, 'per_microbatch' in each backward of a step
-    (gradient accumulation, pipeline); with exact reduction all
-    modes then give the same bits.
+    Choices: 'per_step' sums gradients over replicas once per step,
+    'per_microbatch' in each backward (accumulation, pipeline), with
+    'exact' to the same bits in all modes.
     """
 
 
@@ -61,7 +57,7 @@ class Compile:
     graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
     """
     Choices: upstream's bucketing passes, or None. Accepted for
-    compatibility; no effect yet, the results are the same.
+    compatibility; no effect yet.
     """
 
 

@@ -5,6 +5,7 @@ Without them these runs would fail late, or train on something else than was ask
 Not here: degrees that do not fit (rules_degrees.py), missing files and packages (rules_model.py, rules_packages.py).
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
