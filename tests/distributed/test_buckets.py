@@ -340,23 +340,51 @@ def test_parameters_written_before_they_are_gathered_again_are_an_error(ranks):
 
 
 def count_two_forwards(reshard: bool) -> tuple[int, int]:
-    """Two microbatches in flight, as in a pipeline; then a write, which makes what was gathered stale."""
+    """Two microbatches in flight, as in a pipeline; return the gathers inside and outside of `accumulate_gradients`."""
     model = build("fully_shard", "block", reshard)
     tokens, _ = get_batch(0, 2, model.vocab_size)
-    with count_collectives() as both:
+    with count_collectives() as inside, accumulate_gradients(model):
         outs = [model(tokens) for _ in range(2)]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    with count_collectives() as after_a_write:
-        model(tokens)
-    assert not torch.equal(model(tokens), outs[0])
-    return both["all_gather"], after_a_write["all_gather"]
+    with count_collectives() as outside:
+        outs += [model(tokens) for _ in range(2)]
+    return inside["all_gather"], outside["all_gather"]
 
 
 def test_microbatches_in_flight_share_a_gather_unless_resharding(ranks):
-    assert ranks.run(count_two_forwards, 2, True) == [(2 * BLOCKS, BLOCKS)] * 2
-    assert ranks.run(count_two_forwards, 2, False) == [(BLOCKS, BLOCKS)] * 2
+    assert ranks.run(count_two_forwards, 2, True) == [(2 * BLOCKS, 2 * BLOCKS)] * 2
+    assert ranks.run(count_two_forwards, 2, False) == [(BLOCKS, 2 * BLOCKS)] * 2
+
+
+def train_with_old_graphs_alive(plan: str, reshard: bool, options: dict) -> list[torch.Tensor]:
+    """Train on two microbatches per step and keep every output, so every graph and what it holds, to the end."""
+    model = build("fully_shard", plan, reshard)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    kept = []
+    for step in range(3):
+        with accumulate_gradients(model):
+            kept += [model(get_batch(microbatch, 2, model.vocab_size)[0]) for microbatch in range(2)]
+            for out in kept[-2:]:
+                out.logsumexp(-1).sum().backward()
+        kept.append(model(get_batch(0, 2, model.vocab_size)[0]))  # one without backward
+        optimizer.step()
+        optimizer.zero_grad()
+    return [out.detach() for out in kept]
+
+
+def find_stale_outputs() -> list[tuple]:
+    """Optimizers that write many parameters at once do not count the writes; what was gathered must not be taken again."""
+    wrong = []
+    for options in ({"fused": True}, {"foreach": True}, {"foreach": False}):
+        oracle = train_with_old_graphs_alive("parameter", True, options)
+        assert not torch.equal(oracle[0], oracle[3])
+        for plan, reshard in (("block", False), ("block", True), ("parameter", False)):
+            outs = train_with_old_graphs_alive(plan, reshard, options)
+            wrong += [(options, plan, reshard, i) for i, pair in enumerate(zip(outs, oracle)) if not torch.equal(*pair)]
+    return wrong
+
+
+def test_no_optimizer_leaves_stale_parameters_to_the_next_step(ranks):
+    assert ranks.run(find_stale_outputs, 2) == [[]] * 2
 
 
 def check_parts_of_buckets_cannot_accumulate() -> None:

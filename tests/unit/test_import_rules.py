@@ -23,7 +23,7 @@ ALLOWED = {
     "titan": ("torchtitan", "torchtitan_simplefsdp"),
     "progress.py": (),
     "launch_args.py": (),
-    "graph": ("torchtitan_simplefsdp.graph", "torchtitan_simplefsdp.core.compat"),
+    "graph": ("torchtitan_simplefsdp.graph", "torchtitan_simplefsdp.core"),
     "benchmark": ("torchtitan_simplefsdp.benchmark", "torchtitan_simplefsdp.core", "torchtitan_simplefsdp.graph"),
     "document.py": (),
     "compare": ("torchtitan_simplefsdp.compare", "torchtitan_simplefsdp.launch_args", "torchtitan_simplefsdp.progress"),

@@ -30,6 +30,7 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
 
     Inside, gradients are not complete: those of `parameter.grad` and of `torch.autograd.grad` are not summed over replicas.
     So zero, clip and step outside, and use no optimizer that steps in backward. All ranks must use the same parameters.
+    Parameters must not be written inside: without `reshard_after_forward` microbatches in flight share what was gathered.
 
     Args:
         model: one that SimpleFSDP was applied to, whole or in parts; other models' gradients are not affected.
@@ -48,8 +49,7 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    for module in modules:
-        module._simple_fsdp_accumulates = True
+    _mark(modules, object())
     try:
         yield
         _sum_over_replicas(buckets)
@@ -58,8 +58,7 @@ def accumulate_gradients(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         raise
     finally:
-        for module in modules:
-            module._simple_fsdp_accumulates = False
+        _mark(modules, None)
     for parameter, gradient in zip(parameters, before):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
@@ -79,6 +78,13 @@ def _validate_modules(modules: list[nn.Module]) -> None:
                     f"accumulate_gradients: {outside[0]!r} is not in this part of the model, but shares a bucket with "
                     f"parameters that are. Pass the whole model, or choose another bucket_plan."
                 )
+
+
+def _mark(modules: list[nn.Module], accumulation: object | None) -> None:
+    for module in modules:
+        module._simple_fsdp_accumulates = accumulation is not None
+        for bucket, _ in module._simple_fsdp_buckets.values():
+            bucket.accumulation = accumulation
 
 
 # the stored parameters of a bucket, tied ones once, and how they are reduced

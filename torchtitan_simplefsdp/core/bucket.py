@@ -13,8 +13,9 @@ A read outside of all scopes (of one parameter, by hand) gathers that parameter 
 
 [Note: reuse of a gather]
 Under activation checkpointing and with several microbatches in flight a bucket is read again before the backward of an
-earlier read. Without resharding the gathered tensors are still there and are taken again; the version counters of the
-local shards tell that nothing was written in between.
+earlier read. Without resharding the gathered tensors are still there, and are taken again where no parameter can have been
+written since: in a backward, and inside one `accumulate_gradients`. Version counters would not tell: an optimizer that
+writes a list of DTensors at once (foreach, fused) leaves them as they are.
 
 Not here: the collectives (unshard.py), dropping what autograd saved (reshard.py), compiled graphs: those read parameters
 through `unshard` and their own passes decide when collectives are issued.
@@ -75,6 +76,7 @@ class Bucket:
 
     def _reset(self) -> None:
         self.is_checkpointed = False  # whether the last forward was, so that backward reads the bucket once more
+        self.accumulation: object | None = None  # which `accumulate_gradients` runs now
         self.graph_shards: Sequence[torch.Tensor] | None = None  # local shards as inputs of a graph; see graph/compile.py
         self._open = 0  # scopes whose forward runs now
         self._left: set[int] = set()  # scopes whose forward has run since the first read
@@ -195,10 +197,13 @@ class Bucket:
     def _get_gather(self) -> Gather:
         """Return a gather that is issued: the living one, see [Note: reuse of a gather], or a new one."""
         gather = self._latest() if self._latest else None
-        if gather is None or not gather.is_unsharded or not gather.is_current:
-            gather = Gather(self)
-            gather.issue()
-            self._latest = weakref.ref(gather)
+        if gather is not None and gather.is_unsharded:
+            is_accumulating = self.accumulation is not None and gather.accumulation is self.accumulation
+            if is_accumulating or compat.get_backward_id() is not None:
+                return gather
+        gather = Gather(self)
+        gather.issue()
+        self._latest = weakref.ref(gather)
         return gather
 
 
@@ -210,6 +215,7 @@ class Gather:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket, self.users = bucket, 0
+        self.accumulation = bucket.accumulation
         self.is_saved = False  # whether autograd saved one of its tensors, as a recipe
         self.is_checkpointed = False  # whether backward will run its forward again
         self.previous: weakref.ref[Gather] | None = None  # of the bucket that was read before this one
@@ -235,7 +241,7 @@ class Gather:
 
     @property
     def is_current(self) -> bool:
-        """Whether no local shard was written since the gather was issued first."""
+        """Whether no local shard was seen to be written since the gather was issued first; see [Note: reuse of a gather]."""
         return self._versions == _get_versions(self.bucket)
 
     def issue(self) -> None:
