@@ -19,6 +19,7 @@ BATCH_2 = ["--training.local_batch_size", "2"]
 BATCH_4 = ["--training.local_batch_size", "4"]
 BATCH_8 = ["--training.local_batch_size", "8"]
 COMPILE = ["--compile.enable", "--compile.backend", "aot_eager", "--compile.components", "model"]
+BLOCKS = ["--simple_fsdp.compile_unit", "block"]
 AC_FULL = ["--activation_checkpoint.mode", "full"]
 AC_OP = ["--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op"]
 BF16 = ["--training.mixed_precision_param", "bfloat16"]
@@ -38,6 +39,8 @@ LIKE_FSDP2 = {
     "selective checkpointing": (4, BATCH_2 + NATIVE + AC_OP, BATCH_2),
     "full checkpointing": (4, BATCH_2 + NATIVE + AC_FULL, BATCH_2),
     "one compiled graph": (4, BATCH_2 + NATIVE + COMPILE, BATCH_2),
+    "one compiled graph with full checkpointing": (4, BATCH_2 + NATIVE + COMPILE + AC_FULL, BATCH_2),
+    "compiled blocks with selective checkpointing": (4, BATCH_2 + NATIVE + COMPILE + BLOCKS + AC_OP, BATCH_2),
     "one compiled graph with selective checkpointing and tp 2": (4, BATCH_4 + COMPILE + AC_OP + TP_2, BATCH_4 + TP_2),
     "hybrid_shard 2x2 x tp 2": (8, BATCH_2 + NATIVE + REPLICATE_2 + TP_2, BATCH_2 + REPLICATE_2 + TP_2),
 }

@@ -103,10 +103,17 @@ CASES = {
         "use a flavor with sdpa attention.",
     ),
     "compile_with_full_checkpointing": (
-        "--compile.enable --activation_checkpoint.mode full",
-        1,
-        f"compile.enable with activation_checkpoint.mode='full' fails on CPU with torch {torch.__version__} (its partitioner "
-        "counts attention as random). Use mode='selective' with selective_ac_option='op', 'none', or torch 2.14.",
+        "--compile.enable --activation_checkpoint.mode full --parallelism.tensor_parallel_degree 2",
+        2,
+        f"compile.enable with activation_checkpoint.mode='full' and tensor parallelism alone fails on CPU with torch "
+        f"{torch.__version__} (its partitioner counts attention as random). Use mode='selective' with "
+        "selective_ac_option='op', data parallelism beside it, or torch 2.14.",
+    ),
+    "compiled_blocks_with_tensor_parallelism": (
+        "--compile.enable --simple_fsdp.compile_unit block --parallelism.tensor_parallel_degree 2",
+        4,
+        "simple_fsdp.compile_unit='block' does not work with tensor_parallel_degree=2: the gradients of compiled blocks reach "
+        "the DTensors between them as plain tensors (torch 2.13). Use compile_unit='model'.",
     ),
 }
 

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
+from torchtitan_simplefsdp.graph.compile import compile_blocks, compile_model
 
 from . import peers
 from .llama import apply_tp, build_llama, Llama
@@ -130,11 +131,7 @@ def build_ours(setup: Setup, mode: str, backend: str | None = None, scope: str =
 
 def compile_ours(model: nn.Module, backend: str, scope: str) -> nn.Module:
     """Compile each 'block' by itself, between eager collectives, or the whole 'model', collectives included."""
-    if scope == "model":
-        return torch.compile(model, fullgraph=True, backend=backend)
-    for block in model.layers:
-        block.compile(fullgraph=True, backend=backend)
-    return model
+    return compile_model(model, backend) if scope == "model" else compile_blocks(model, backend)
 
 
 def build_torchtitan(setup: Setup, mode: str, compiled: bool) -> nn.Module:

@@ -39,9 +39,8 @@ class SimpleFSDP:
 
     compile_unit: Literal["model", "block"] = "model"
     """
-    Choices: what compile.enable compiles: 'model' as one graph with
-    its collectives; 'block' each block's computation, collectives
-    eager: equal blocks share code, so it compiles faster.
+    Choices: compile the 'model' as one graph, collectives included,
+    or each 'block', which takes less time to compile.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"

@@ -140,11 +140,23 @@ def _get_cpu_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | 
                 f"{attn_type!r} (flavor {config.model.flavor!r}) needs a GPU. On CPU use a flavor with sdpa attention."
             )
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if is_model_compiled(config) and config.activation_checkpoint.mode == "full" and release < (2, 14):
+    full = config.activation_checkpoint.mode == "full"
+    if is_model_compiled(config) and full and parallelism.tensor_parallel_degree > 1 and release < (2, 14):
+        degrees = get_degrees(config, world_size)
+        if degrees and degrees.dp == 1:
+            yield (
+                f"compile.enable with activation_checkpoint.mode='full' and tensor parallelism alone fails on CPU with torch "
+                f"{torch.__version__} (its partitioner counts attention as random). Use mode='selective' with "
+                "selective_ac_option='op', data parallelism beside it, or torch 2.14."
+            )
+
+
+def _get_compile_unit_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    unit, degree = config.simple_fsdp.compile_unit, config.parallelism.tensor_parallel_degree
+    if is_model_compiled(config) and unit == "block" and degree > 1:
         yield (
-            f"compile.enable with activation_checkpoint.mode='full' fails on CPU with torch {torch.__version__} (its "
-            "partitioner counts attention as random). Use mode='selective' with selective_ac_option='op', 'none', or "
-            "torch 2.14."
+            f"simple_fsdp.compile_unit='block' does not work with tensor_parallel_degree={degree}: the gradients of compiled "
+            "blocks reach the DTensors between them as plain tensors (torch 2.13). Use compile_unit='model'."
         )
 
 
@@ -164,6 +176,7 @@ FEATURE_RULES = (
         _get_worker_faults,
     ),
     Rule(("validation", "parallelism"), _get_validation_faults),
+    Rule(("compile", "simple_fsdp.compile_unit", "parallelism"), _get_compile_unit_faults),
     Rule(("simple_fsdp.bucket_plan",), _get_bucket_plan_faults),
     Rule(("activation_checkpoint.mode", "compile"), _get_memory_budget_faults),
     Rule(("fault_tolerance.enable", "memory_estimation.enable"), _get_other_trainer_faults),
