@@ -31,12 +31,12 @@ def test_the_overview_fits_on_a_page_and_names_sections_own_keys_and_environment
     for text in (
         "usage: ./run_train.sh",
         "--simple_fsdp.mode {auto,replicate,fully_shard,hybrid_shard}",
-        "'auto' takes the mode from the parallelism degrees",
+        "'auto' takes it from the degrees",
         "--compile.graph_passes",
         "no effect yet",
         "training               17 keys  dataset",
         "--simple_fsdp.bucket_plan",
-        "simple_fsdp             4 keys  mode, reduction, buckets",
+        "simple_fsdp             5 keys  mode, reduction, buckets",
     ):
         assert text in page
     for name in "NGPU CONFIG_FILE LOG_RANK TRAIN_FILE COMM_MODE NNODES NODE_RANK RDZV_ENDPOINT".split():
@@ -48,7 +48,7 @@ def test_the_overview_fits_on_a_page_and_names_sections_own_keys_and_environment
     [
         ("training", "How many train steps to run"),
         ("lr-scheduler", "Learning rate decay type to use"),
-        ("simple_fsdp", "takes the mode from the parallelism degrees"),
+        ("simple_fsdp", "takes it from the degrees"),
         ("compile", "no effect yet"),  # ours, although the merged class is torchtitan's
     ],
 )

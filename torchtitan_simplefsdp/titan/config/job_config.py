@@ -20,9 +20,8 @@ SERVED_MODELS = ("simple_fsdp.llama3", "llama3_simple_fsdp")
 class SimpleFSDP:
     mode: Literal["auto", "replicate", "fully_shard", "hybrid_shard"] = "auto"
     """
-    Choices: 'auto' takes the mode from the parallelism degrees;
-    'replicate' (DDP), 'fully_shard' (FSDP), 'hybrid_shard' (HSDP)
-    also check that the degrees give that mode.
+    Choices: 'auto' takes it from the degrees; 'replicate' (DDP),
+    'fully_shard' (FSDP), 'hybrid_shard' (HSDP) test it.
     """
 
     reduction: Literal["auto", "native", "exact"] = "auto"
@@ -45,9 +44,8 @@ class SimpleFSDP:
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: 'per_step' sums gradients over replicas once per step,
-    'per_microbatch' in each backward (accumulation, pipeline), with
-    'exact' to the same bits in all modes.
+    Choices: sum over replicas once 'per_step', or 'per_microbatch'
+    to the same bits in all modes if 'exact'.
     """
 
 
@@ -55,8 +53,7 @@ class SimpleFSDP:
 class Compile:
     graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
     """
-    Choices: upstream's bucketing passes, or None. Accepted for
-    compatibility; no effect yet.
+    Choices: upstream's, or None. Accepted; no effect yet.
     """
 
 
