@@ -64,8 +64,8 @@ def find_plans_that_differ(mode: str, tp: int, policy: MixedPrecisionPolicy, red
     train_here = partial(train, dp_rank=get_dp_rank_and_degree(tp)[0], dp_degree=get_dp_rank_and_degree(tp)[1], steps=4)
     oracle = train_here(build_here("parameter", False))
     variants = {f"{plan}, reshard {reshard}": (plan, reshard) for plan in PLANS for reshard in (True, False)}
-    for kind in ("full", "selective"):
-        variants |= {f"block, reshard {reshard}, {kind}": ("block", reshard, kind) for reshard in (True, False)}
+    for plan, kind in (("block", "full"), ("block", "selective"), ("MiB", "full")):
+        variants |= {f"{plan}, reshard {reshard}, {kind}": (plan, reshard, kind) for reshard in (True, False)}
     wrong = []
     for name, (plan, reshard, *checkpointed) in variants.items():
         trained = train_here(build_here(plan, reshard, checkpointed="".join(checkpointed)))

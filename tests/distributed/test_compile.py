@@ -15,10 +15,11 @@ from tests.tiny_llama import LAYERS, build_tiny_llama, train
 from torchtitan_simplefsdp import accumulate_gradients
 from torchtitan_simplefsdp.core import compat
 from torchtitan_simplefsdp.graph.compile import compile_blocks, compile_model
-from torchtitan_simplefsdp.graph.partition import is_gather
+from torchtitan_simplefsdp.graph import partition
+from torchtitan_simplefsdp.graph.gathers import is_gather
 
 from .meshes import get_dp_rank_and_degree
-from .test_buckets import BLOCKS, build
+from .test_buckets import BACKWARD, BLOCKS, build, FORWARD
 
 
 def find_differences(compile_: Callable, mode: str, plan: str, reshard: bool | None, checkpointed: str, tp: int) -> list[str]:
@@ -79,6 +80,35 @@ def count_gathers(reshard: bool | None, checkpointed: str) -> list[tuple[int, in
 )
 def test_the_backward_graph_gathers_again_what_is_resharded(ranks, reshard, checkpointed, backward):
     assert ranks.run(count_gathers, 2, reshard, checkpointed) == [[(BLOCKS, backward)]] * 2
+
+
+def record_order_in_graphs() -> list[str]:
+    """Return the order of collectives and of blocks' attention in the forward and the backward graph."""
+    orders = []
+    letters = {"all_gather_into_tensor": "g", "reduce_scatter_tensor": "r"}
+
+    def get_letter(node: fx.Node) -> str:
+        name = str(node.target)
+        if "wait_tensor" in name:
+            return "w" if is_gather(node.args[0]) else "d"
+        if "_scaled_dot_product_flash_attention_for_cpu" in name:
+            return "c"
+        return next((letter for part, letter in letters.items() if part in name), "")
+
+    order_collectives = partition.order_collectives
+
+    def recorded(graph: fx.GraphModule) -> None:
+        order_collectives(graph)
+        orders.append("".join(map(get_letter, graph.graph.nodes)))
+
+    model = compile_model(build("fully_shard", "block", True), "aot_eager")
+    with mock.patch.object(partition, "order_collectives", recorded):
+        train(model, *get_dp_rank_and_degree(), steps=1)
+    return orders
+
+
+def test_collectives_of_the_graphs_have_the_order_of_eager_mode(ranks):
+    assert ranks.run(record_order_in_graphs, 2) == [["".join(FORWARD), "".join(BACKWARD)]] * 2
 
 
 def look_at_graphs(compile_: Callable) -> list[tuple[int, int]]:

@@ -77,11 +77,11 @@ class Bucket:
     def _reset(self) -> None:
         self.is_checkpointed = False  # whether the last forward was, so that backward reads the bucket once more
         self.accumulation: object | None = None  # which `accumulate_gradients` runs now
-        self.graph_shards: Sequence[torch.Tensor] | None = None  # local shards as inputs of a graph; see graph/compile.py
         self._open = 0  # scopes whose forward runs now
         self._left: set[int] = set()  # scopes whose forward has run since the first read
         self._outputs: dict[bool, tuple[torch.Tensor, ...]] = {}  # what reads return, with autograd and without
         self._gather: Gather | None = None  # that the outputs come from
+        self._run: tuple[str, int] | None = None  # in which they were read; see Schedule.run
         self._issued: tuple[Gather, _Link | None] | None = None  # prefetched
         self._latest: weakref.ref[Gather] | None = None
 
@@ -104,9 +104,10 @@ class Bucket:
         """Whether any of its parameters has a gradient to reduce."""
         return any(member.stored.requires_grad for member in self.members)
 
-    def get_graph_shards(self) -> list[torch.Tensor]:
-        """Return the local shards with their graph to the stored parameters."""
-        return [_to_local(member.stored) for member in self.members]
+    def get_shards_with_autograd(self) -> list[torch.Tensor]:
+        """Return the local shards, whose gradients reach the stored parameters."""
+        stored = [member.stored for member in self.members]
+        return [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in stored]
 
     def get_shards(self) -> list[torch.Tensor]:
         """Return the local shards, outside of autograd."""
@@ -120,21 +121,18 @@ class Bucket:
         """The forward of a scope has ended, maybe by an exception."""
         self._open -= 1
         self._left.add(id(scope))
-        if self._open == 0 and len(self._left) == len(self.scopes):
+        if self._open == 0 and (len(self._left) == len(self.scopes) or self.schedule.run is None):
             self.drop()
 
-    def enter_in_graph(self) -> None:
-        """As `enter`, in a forward that torch.compile traces: the bucket is unsharded by one node of the graph."""
+    def open_in_graph(self, shards: Sequence[torch.Tensor]) -> None:
+        """Unshard by one node of a graph that torch.compile traces; reads take its results until `close_in_graph`."""
         self._open += 1
-        if not self._outputs:
-            shards = self.graph_shards or self.get_graph_shards()
-            self._outputs = {torch.is_grad_enabled(): self._wrap(unshard(shards, _get_wire(self)))}
+        self._outputs = {torch.is_grad_enabled(): self._wrap(unshard(shards, _get_wire(self)))}
 
-    def leave_in_graph(self, is_last: bool) -> None:
-        """As `leave`, in a forward that torch.compile traces; `is_last`: no later scope reads the bucket."""
+    def close_in_graph(self) -> None:
+        """Undo `open_in_graph`."""
         self._open -= 1
-        if is_last:
-            self._outputs = {}
+        self._outputs = {}
 
     def drop(self) -> None:
         """Forget what was unsharded for reading; what autograd saved lives on, or is a recipe (reshard.py)."""
@@ -146,6 +144,13 @@ class Bucket:
 
     def read(self, index: int) -> torch.Tensor:
         """Return the unsharded parameter, which all reads of this forward share."""
+        if torch.compiler.is_compiling():  # opened in this graph, or outside of it for a block that is compiled alone
+            (outputs,) = self._outputs.values()
+            return outputs[index]
+        run = self.schedule.run
+        if self._run != run:  # what another one has left, which may have raised
+            self.drop()
+            self._run = run
         with_autograd = torch.is_grad_enabled()
         if with_autograd not in self._outputs:
             with compat.hide_from_checkpoint():
@@ -178,7 +183,8 @@ class Bucket:
         return False
 
     def drop_gathered(self) -> None:
-        """Wait for a prefetched gather that nobody read, and free it."""
+        """Drop what is there for reads, and wait for a prefetched gather that nobody read."""
+        self.drop()
         issued, self._issued = self._issued, None
         if issued is not None and not issued[0].users:
             issued[0].drop_gathered()
@@ -346,10 +352,6 @@ def _get_wire(bucket: Bucket) -> Wire:
     if bucket.accumulates and bucket.members[0].module._simple_fsdp_accumulates:
         return bucket.wire._replace(reduction=bucket.wire.reduction.without_replicas())
     return bucket.wire
-
-
-def _to_local(stored: torch.Tensor) -> torch.Tensor:
-    return stored.to_local() if isinstance(stored, DTensor) else stored
 
 
 def _get_versions(bucket: Bucket) -> list[tuple[int, int, int]]:

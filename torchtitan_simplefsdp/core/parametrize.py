@@ -87,16 +87,6 @@ class Scope:
                 stack.enter_context(save_recipes(self.schedule))
             yield
 
-    def enter_in_graph(self) -> None:
-        """The forward begins, traced by torch.compile."""
-        for bucket in self.buckets:
-            bucket.enter_in_graph()
-
-    def leave_in_graph(self, module: nn.Module) -> None:
-        """The forward has ended, traced by torch.compile."""
-        for bucket in self.buckets:
-            bucket.leave_in_graph(is_last=module is bucket.scopes[-1])
-
 
 def is_parametrized(module: nn.Module) -> bool:
     """Return whether the module's own parameters are gathered on access already, or its forward opens buckets."""
@@ -155,15 +145,9 @@ def _extra_repr_without_gather(cls: type[nn.Module]):
 
 def _forward_in_scope(cls: type[nn.Module]):
     def forward(self: nn.Module, *args, **kwargs):
-        scope = self._simple_fsdp_scope
-        if torch.compiler.is_compiling():
-            if any(bucket.is_open for bucket in scope.buckets):  # only the computation is compiled
-                return cls.forward(self, *args, **kwargs)
-            scope.enter_in_graph()
-            out = cls.forward(self, *args, **kwargs)
-            scope.leave_in_graph(self)
-            return out
-        with scope.forward(self):
+        if torch.compiler.is_compiling():  # see graph/compile.py
+            return cls.forward(self, *args, **kwargs)
+        with self._simple_fsdp_scope.forward(self):
             return cls.forward(self, *args, **kwargs)
 
     return forward

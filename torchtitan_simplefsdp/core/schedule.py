@@ -32,6 +32,7 @@ class Schedule:
     def _reset(self) -> None:
         self.saves_recipes = False  # see reshard.py
         self._forwards = 0  # of the model, that run now
+        self._forwards_begun = 0
         self._read: list[Bucket] = []  # in the forward that runs now
         self._next: dict[Bucket, Bucket] = {}
         self._before: dict[Bucket, Bucket] = {}
@@ -48,9 +49,18 @@ class Schedule:
         self.buckets = state["buckets"]
         self._reset()
 
+    @property
+    def run(self) -> tuple[str, int] | None:
+        """Which backward, or forward of the whole model, runs now: reads share what is unsharded within one. None: none."""
+        backward_id = compat.get_backward_id()
+        if backward_id is not None:
+            return "backward", backward_id
+        return ("forward", self._forwards_begun) if self._forwards else None
+
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Run a forward of the whole model inside."""
+        self._forwards_begun += self._forwards == 0
         self._forwards += 1
         try:
             yield
@@ -61,7 +71,6 @@ class Schedule:
 
     def _end_forward(self) -> None:
         for bucket in self.buckets:
-            bucket.drop()
             bucket.drop_gathered()
         if compat.get_backward_id() is None:
             self._next = dict(zip(self._read, self._read[1:]))
@@ -71,6 +80,7 @@ class Schedule:
     def advance(self, bucket: Bucket, gather: Gather) -> None:
         """Issue what comes after `bucket`, which a forward is about to wait for."""
         if compat.get_backward_id() is not None:  # activation checkpointing runs this forward again
+            self._note(bucket)
             before = self._before.get(bucket)
             if before is not None and before.is_checkpointed:
                 self._prefetch_again(before)

@@ -25,7 +25,7 @@ from torchtitan_simplefsdp.core.bucket import Bucket
 from torchtitan_simplefsdp.core.bucket_plan import find_blocks
 from torchtitan_simplefsdp.core.parametrize import get_buckets, is_parametrized
 
-from .partition import ReshardPartitioner
+from .partition import SimpleFSDPPartitioner
 
 
 def compile_model(model: nn.Module, backend: str = "inductor") -> nn.Module:
@@ -33,8 +33,8 @@ def compile_model(model: nn.Module, backend: str = "inductor") -> nn.Module:
 
     Args:
         model: one that `data_parallel` was applied to as a whole, or `apply_mixed_precision`.
-        backend: of torch.compile: "inductor", "aot_eager" or another one. With the first two backward gathers again what
-            `reshard_after_forward` says; others decide by themselves.
+        backend: of torch.compile: "inductor" or "aot_eager", whose graphs issue collectives in the order of eager mode, and
+            gather again in backward what `reshard_after_forward` says; or another one, which gets the graph as traced.
 
     Returns:
         `model`, whose class is another one; its FQNs are the same.
@@ -44,10 +44,6 @@ def compile_model(model: nn.Module, backend: str = "inductor") -> nn.Module:
     """
     _validate(model, "compile_model")
     buckets = get_buckets(model)
-    for block in _get_blocks(model):
-        if block._simple_fsdp_scopes != [block]:
-            # a wrapper: torch.compile allows no side effect, as unsharding is, inside of activation checkpointing
-            block.__class__ = _wrapper_class(type(block))
     model._simple_fsdp_graph_buckets = buckets
     model.__class__ = _model_class(type(model), _build_backend(backend, buckets))
     return model
@@ -68,12 +64,13 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> nn.Module:
         ValueError: SimpleFSDP was not applied to `model`, it has no blocks, or they are compiled already.
     """
     _validate(model, "compile_blocks")
-    blocks = _get_blocks(model)
+    blocks = [model.get_submodule(fqn) for fqn in find_blocks(model)]
     if not blocks:
         raise ValueError(
             "compile_blocks: the model has no blocks, elements of a ModuleList, ModuleDict or Sequential. Use compile_model."
         )
     for block in blocks:
+        block._simple_fsdp_scopes = [m for m in block.modules() if is_parametrized(m) and m._simple_fsdp_scope]
         block.__class__ = _block_class(type(block), backend)
     return model
 
@@ -90,48 +87,29 @@ def _validate(model: nn.Module, caller: str) -> None:
         raise ValueError(f"{caller}: the model, or a part of it, is compiled already.")
 
 
-def _get_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks, and note in each which modules' scopes are inside."""
-    blocks = [model.get_submodule(fqn) for fqn in find_blocks(model)]
-    for block in blocks:
-        block._simple_fsdp_scopes = [m for m in block.modules() if is_parametrized(m) and m._simple_fsdp_scope]
-    return blocks
-
-
 def _build_backend(name: str, buckets: list[Bucket]) -> str | Callable:
     resharding = {bucket.reshards for bucket in buckets if bucket.wire.shard is not None}
     if not resharding or name not in ("aot_eager", "inductor"):
         return name
-    partitioner = ReshardPartitioner(None if len(resharding) == 2 else resharding.pop())
+    partitioner = SimpleFSDPPartitioner(None if len(resharding) == 2 else resharding.pop())
     return compat.build_aot_eager(partitioner) if name == "aot_eager" else compat.build_inductor(partitioner)
 
 
 def _model_class(cls: type[nn.Module], backend: str | Callable) -> type[nn.Module]:
     def run(self: nn.Module, shards: list[list[torch.Tensor]], args: tuple, kwargs: dict[str, Any]) -> Any:
+        # all buckets here, as torch.compile allows no side effect inside of activation checkpointing; the graph says what
+        # is unsharded, not when
         for bucket, of_bucket in zip(self._simple_fsdp_graph_buckets, shards):
-            bucket.graph_shards = of_bucket
+            bucket.open_in_graph(of_bucket)
         out = cls.forward(self, *args, **kwargs)
         for bucket in self._simple_fsdp_graph_buckets:
-            bucket.graph_shards = None
+            bucket.close_in_graph()
         return out
 
     compiled = torch.compile(run, backend=backend, fullgraph=True)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return compiled(self, [bucket.get_graph_shards() for bucket in self._simple_fsdp_graph_buckets], args, kwargs)
-
-    return _subclass(cls, forward)
-
-
-@lru_cache(maxsize=None)
-def _wrapper_class(cls: type[nn.Module]) -> type[nn.Module]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for module in self._simple_fsdp_scopes:
-            module._simple_fsdp_scope.enter_in_graph()
-        out = cls.forward(self, *args, **kwargs)
-        for module in self._simple_fsdp_scopes:
-            module._simple_fsdp_scope.leave_in_graph(module)
-        return out
+        return compiled(self, [bucket.get_shards_with_autograd() for bucket in self._simple_fsdp_graph_buckets], args, kwargs)
 
     return _subclass(cls, forward)
 
