@@ -76,7 +76,10 @@ class _World:
                 return [], f"ranks {sorted(waiting.values())} of {len(self._ranks)} did not answer in {CALL_TIMEOUT_SECONDS} s"
             for connection in answered:
                 rank = waiting.pop(connection)
-                results[rank], failure = connection.recv()
+                try:
+                    results[rank], failure = connection.recv()
+                except EOFError:
+                    failure = "the process has died"
                 if failure:  # the others may wait for this one
                     return [], f"rank {rank} of {len(self._ranks)}:\n{failure}"
         return [results[rank] for rank in range(len(self._ranks))], None

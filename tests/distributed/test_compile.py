@@ -36,7 +36,7 @@ def find_differences(compile_: Callable, mode: str, plan: str, reshard: bool | N
     "world_size, compile_, mode, plan, reshard, checkpointed, tp",
     [
         (2, compile_model, "fully_shard", "block", True, "", 1),
-        (2, compile_model, "fully_shard", "listed", None, "selective", 1),
+        (2, compile_model, "fully_shard", "MiB", None, "selective", 1),
         (2, compile_model, "replicate", "block", None, "full", 1),
         (4, compile_model, "hybrid_shard", "MiB", False, "", 1),
         (4, compile_model, "fully_shard", "block", True, "full", 2),

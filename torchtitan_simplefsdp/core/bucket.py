@@ -23,9 +23,8 @@ through `unshard` and their own passes decide when collectives are issued.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple, TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -82,8 +81,9 @@ class Bucket:
         self._outputs: dict[bool, tuple[torch.Tensor, ...]] = {}  # what reads return, with autograd and without
         self._gather: Gather | None = None  # that the outputs come from
         self._run: tuple[str, int] | None = None  # in which they were read; see Schedule.run
-        self._issued: tuple[Gather, _Link | None] | None = None  # prefetched
-        self._latest: weakref.ref[Gather] | None = None
+        self._issued: _Issued | None = None  # prefetched
+        # A strong reference: were it weak, whether a collective is issued would depend on when each rank collects garbage.
+        self._latest: Gather | None = None
 
     def __getstate__(self) -> dict:
         """A copy of the model starts with nothing gathered."""
@@ -93,11 +93,12 @@ class Bucket:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._reset()
+        self.schedule.buckets.append(self)  # that of the copy, which has no buckets by itself
 
     @property
-    def is_open(self) -> bool:
-        """Whether a scope's forward runs now."""
-        return self._open > 0
+    def is_readable(self) -> bool:
+        """Whether a scope's forward runs now; in code that is compiled, whether it was unsharded before."""
+        return self._open > 0 and (bool(self._outputs) or not torch.compiler.is_compiling())
 
     @property
     def is_trained(self) -> bool:
@@ -108,10 +109,6 @@ class Bucket:
         """Return the local shards, whose gradients reach the stored parameters."""
         stored = [member.stored for member in self.members]
         return [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in stored]
-
-    def get_shards(self) -> list[torch.Tensor]:
-        """Return the local shards, outside of autograd."""
-        return [compat.get_local(member.stored) for member in self.members]
 
     def enter(self) -> None:
         """The forward of a scope begins."""
@@ -144,26 +141,26 @@ class Bucket:
 
     def read(self, index: int) -> torch.Tensor:
         """Return the unsharded parameter, which all reads of this forward share."""
+        with_autograd = torch.is_grad_enabled()
         if torch.compiler.is_compiling():  # opened in this graph, or outside of it for a block that is compiled alone
-            (outputs,) = self._outputs.values()
-            return outputs[index]
+            return self._outputs.get(with_autograd, self._outputs.get(not with_autograd))[index]
         run = self.schedule.run
         if self._run != run:  # what another one has left, which may have raised
             self.drop()
             self._run = run
-        with_autograd = torch.is_grad_enabled()
         if with_autograd not in self._outputs:
             with compat.hide_from_checkpoint():
                 self._outputs[with_autograd] = self._unshard()
         return self._outputs[with_autograd][index]
 
     def _unshard(self) -> tuple[torch.Tensor, ...]:
-        gather, link = self._take_issued()
-        self.schedule.advance(self, gather)
-        if link is None:
-            link = _Link(gather)
-        self._gather = gather
-        return self._wrap(_UseUnsharded.apply(link.token, link))
+        if self._gather is None:
+            gather, link, token = self._take_issued()
+            self.schedule.advance(self, gather)
+            self._gather = gather
+        else:  # it was read before, with autograd or without
+            gather, link, token = self._gather, *_link(self._gather)
+        return self._wrap(_UseUnsharded.apply(token, link))
 
     def _wrap(self, unsharded: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(
@@ -173,9 +170,13 @@ class Bucket:
 
     def prefetch(self) -> None:
         """Issue the gather that the next read needs, and place its reduction one bucket later in backward."""
-        if self._issued is None and not self._outputs:
+        if self._issued is None and not self.is_unsharded_in(self.schedule.run):
             gather = self._get_gather()
-            self._issued = gather, None if compat.get_backward_id() is not None else _Link(gather)
+            self._issued = _Issued(self.schedule.run, gather, *_link(gather))
+
+    def is_unsharded_in(self, run: tuple[str, int] | None) -> bool:
+        """Whether the bucket was read already in this run; see Schedule.run."""
+        return self._run == run
 
     @property
     def is_finished(self) -> bool:
@@ -186,30 +187,31 @@ class Bucket:
         """Drop what is there for reads, and wait for a prefetched gather that nobody read."""
         self.drop()
         issued, self._issued = self._issued, None
-        if issued is not None and not issued[0].users:
-            issued[0].drop_gathered()
+        if issued is not None and not issued.gather.users:
+            issued.gather.drop_gathered()
 
-    def _take_issued(self) -> tuple[Gather, _Link | None]:
+    def _take_issued(self) -> tuple[Gather, _Link, torch.Tensor]:
         issued, self._issued = self._issued, None
-        if issued is not None:
-            gather, link = issued
-            if gather.is_current:
-                has_graph = link is not None and link.token.requires_grad == torch.is_grad_enabled()
-                return gather, link if has_graph else None
-            gather.drop_gathered()
-        gather = self._get_gather()
-        return gather, _Link(gather)
+        if issued is None:
+            gather = self._get_gather()
+        elif issued.run == self.schedule.run and issued.gather.is_current:
+            if issued.token.requires_grad == torch.is_grad_enabled():
+                return issued.gather, issued.link, issued.token
+            gather = issued.gather
+        else:
+            issued.gather.drop_gathered()
+            gather = self._get_gather()
+        return gather, *_link(gather)
 
     def _get_gather(self) -> Gather:
-        """Return a gather that is issued: the living one, see [Note: reuse of a gather], or a new one."""
-        gather = self._latest() if self._latest else None
+        """Return a gather that is issued: the latest, see [Note: reuse of a gather], or a new one."""
+        gather = self._latest
         if gather is not None and gather.is_unsharded:
             is_accumulating = self.accumulation is not None and gather.accumulation is self.accumulation
             if is_accumulating or compat.get_backward_id() is not None:
                 return gather
-        gather = Gather(self)
+        self._latest = gather = Gather(self)
         gather.issue()
-        self._latest = weakref.ref(gather)
         return gather
 
 
@@ -224,8 +226,10 @@ class Gather:
         self.accumulation = bucket.accumulation
         self.is_saved = False  # whether autograd saved one of its tensors, as a recipe
         self.is_checkpointed = False  # whether backward will run its forward again
-        self.previous: weakref.ref[Gather] | None = None  # of the bucket that was read before this one
-        self._versions = _get_versions(bucket)
+        self.previous: Gather | None = None  # of the bucket that was read before this one
+        self.parameters = [member.stored for member in bucket.members]
+        self.shards = [compat.get_local(parameter) for parameter in self.parameters]
+        self._versions = self._get_versions()
         self._started: torch.Tensor | None = None
         self._is_started = False
         self._tensors: tuple[torch.Tensor, ...] | None = None
@@ -247,26 +251,35 @@ class Gather:
 
     @property
     def is_current(self) -> bool:
-        """Whether no local shard was seen to be written since the gather was issued first; see [Note: reuse of a gather]."""
-        return self._versions == _get_versions(self.bucket)
+        """Whether the bucket's parameters are those that were gathered and were not seen to be written since."""
+        stored = (member.stored for member in self.bucket.members)
+        return not self.is_written and all(a is b for a, b in zip(self.parameters, stored))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a local shard was seen to be written since the gather was issued first."""
+        return self._versions != self._get_versions()
+
+    def _get_versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self.parameters, *self.shards)]
 
     def issue(self) -> None:
         """Issue the all_gather unless the tensors are there."""
         if not self.is_unsharded:
-            if not self.is_current:
+            if self.is_written:
                 raise RuntimeError(
                     f"data_parallel: parameters of the bucket of {self.bucket.members[0].fqn!r} were written between a forward "
                     "and its backward, which gathers them again. Step after backward, or use reshard_after_forward=False."
                 )
             with torch.no_grad():
-                self._started, self._is_started = start_gather(self.bucket.get_shards(), self.bucket.wire), True
+                self._started, self._is_started = start_gather(self.shards, self.bucket.wire), True
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Return the unsharded TP-local tensors, outside of autograd; gathers if need be."""
         if not self.is_finished:
             self.issue()
             with torch.no_grad():
-                tensors = finish_gather(self._started, self.bucket.get_shards(), self.bucket.wire)
+                tensors = finish_gather(self._started, self.shards, self.bucket.wire)
             # aliases, as the Function that returns these gives them a graph, which leads back to here
             self._tensors = tuple(tensor.detach() for tensor in tensors)
             self._started, self._is_started = None, False
@@ -288,11 +301,24 @@ class _Link:
 
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
+        self.wire = _get_wire(gather.bucket)
+        self.device = gather.shards[0].device
         self.reduction: tuple[torch.Tensor, Wire, list[int]] | None = None  # issued
-        bucket = gather.bucket
-        self.wire = _get_wire(bucket)
-        self.token_device = bucket.members[0].stored.device
-        self.token = _HandOutGradients.apply(self, *(member.stored for member in bucket.members))
+
+
+class _Issued(NamedTuple):
+    """A prefetched gather, the run that it was issued in, and its first node, whose output is the token."""
+
+    run: tuple[str, int] | None
+    gather: Gather
+    link: _Link
+    token: torch.Tensor
+
+
+def _link(gather: Gather) -> tuple[_Link, torch.Tensor]:
+    """Return a link and the output of its first node; apart, as together they would be a cycle of references."""
+    link = _Link(gather)
+    return link, _HandOutGradients.apply(link, *gather.parameters)
 
 
 class _HandOutGradients(torch.autograd.Function):
@@ -301,21 +327,19 @@ class _HandOutGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, link: _Link, *stored: torch.Tensor) -> torch.Tensor:
         ctx.link = link
-        return torch.empty(0, device=stored[0].device)  # no value, only the edge of the graph
+        return torch.empty(0, device=link.device)  # no value, only the edge of the graph
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, token: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         link: _Link = ctx.link
-        members = link.gather.bucket.members
-        gradients: list[torch.Tensor | None] = [None] * len(members)
+        parameters = link.gather.parameters
+        gradients: list[torch.Tensor | None] = [None] * len(parameters)
         if link.reduction is not None:
             started, wire, indices = link.reduction
             link.reduction = None
             for index, gradient in zip(indices, finish_reduce(started, wire)):
-                stored = members[index].stored
-                gradient = gradient.to(stored.dtype)
-                gradients[index] = _like_stored(gradient, stored)
+                gradients[index] = _like_stored(gradient.to(parameters[index].dtype), parameters[index])
         return None, *gradients
 
 
@@ -329,14 +353,15 @@ class _UseUnsharded(torch.autograd.Function):
         if token.requires_grad and compat.get_backward_id() is None:
             link.gather.users += 1
         outputs = tuple(tensor.view_as(tensor) for tensor in link.gather.get())
-        members = link.gather.bucket.members
-        ctx.mark_non_differentiable(*(o for o, member in zip(outputs, members) if not member.stored.requires_grad))
+        frozen = [not parameter.requires_grad for parameter in link.gather.parameters]
+        ctx.mark_non_differentiable(*(output for output, is_frozen in zip(outputs, frozen) if is_frozen))
         return outputs
 
     @staticmethod
     @once_differentiable  # the collectives have no gradient of their own; a double backward must not pass silently
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
         link: _Link = ctx.link
+        link.reduction = None
         link.gather.users -= 1
         if link.gather.users <= 0:
             link.gather.drop_gathered()
@@ -344,7 +369,7 @@ class _UseUnsharded(torch.autograd.Function):
         if indices:
             wire = link.wire.select(indices)
             link.reduction = start_reduce([gradients[index] for index in indices], wire), wire, indices
-        return torch.empty(0, device=link.token_device), None
+        return torch.empty(0, device=link.device), None
 
 
 def _get_wire(bucket: Bucket) -> Wire:
@@ -352,11 +377,6 @@ def _get_wire(bucket: Bucket) -> Wire:
     if bucket.accumulates and bucket.members[0].module._simple_fsdp_accumulates:
         return bucket.wire._replace(reduction=bucket.wire.reduction.without_replicas())
     return bucket.wire
-
-
-def _get_versions(bucket: Bucket) -> list[tuple[int, int, int]]:
-    parameters = [member.stored for member in bucket.members]
-    return [(id(p), p._version, compat.get_local(p)._version) for p in parameters]
 
 
 def _like_stored(gradient: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,8 @@ def data_parallel(
     Raises:
         ValueError: unknown mode or reduction, mesh of another number of dims or with ranks out of order, shard_dim out of range, model (or part) that has
             data parallelism already, parameter on another device.
-        TypeError: `device_mesh` or `mp_policy` of another type.
+            A bucket_plan that is unknown, names what the model does not have, or puts a parameter into two buckets.
+        TypeError: `device_mesh`, `mp_policy`, `bucket_plan` or `reshard_after_forward` of another type.
         NotImplementedError: a dim cut by tensor parallelism so unevenly that DTensor cannot describe its shards.
 
     Source: arXiv:2411.00284, section 3; upstream `torchtitan/experiments/simple_fsdp/simple_fsdp.py`, whose signature
@@ -76,6 +77,10 @@ def data_parallel(
     mp_policy = _validate_policy("data_parallel", mp_policy)
     validate_mode(mode, device_mesh)
     validate_reduction(reduction, device_mesh)
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise TypeError(
+            f"data_parallel: reshard_after_forward must be True, False or None, got {reshard_after_forward!r}."
+        )
     _validate_model("data_parallel", model)
     plan = build_bucket_plan(model, bucket_plan, mp_policy.param_dtype)
     placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim, reduction)

@@ -166,7 +166,7 @@ def _getter(name: str):
             )
         if name in self._simple_fsdp_buckets:
             bucket, index = self._simple_fsdp_buckets[name]
-            if bucket.is_open:
+            if bucket.is_readable:
                 return bucket.read(index)
         wire = how.wire
         if self._simple_fsdp_accumulates and how.accumulates:

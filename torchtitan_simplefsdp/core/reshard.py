@@ -52,7 +52,8 @@ class _Recipe:
 @contextmanager
 def save_recipes(schedule: Schedule) -> Iterator[None]:
     """Let autograd save recipes of unsharded parameters inside; other tensors are saved as they would be without."""
-    if schedule.saves_recipes or compat.is_in_checkpoint():
+    is_recomputed = compat.get_backward_id() is not None  # its own backward follows at once
+    if schedule.saves_recipes or is_recomputed or compat.is_in_checkpoint():
         yield
         return
     outer = compat.get_saved_tensors_hooks()
@@ -61,7 +62,8 @@ def save_recipes(schedule: Schedule) -> Iterator[None]:
         recipe = _build_recipe(tensor, schedule)
         if recipe is not None:
             return recipe
-        return _Packed(outer[0](tensor), outer[1]) if outer else tensor
+        # detached, as an output of the node that saves it would keep itself alive; autograd restores its graph
+        return _Packed(outer[0](tensor), outer[1]) if outer else tensor.detach()
 
     schedule.saves_recipes = True
     try:

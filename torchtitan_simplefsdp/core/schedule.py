@@ -9,7 +9,6 @@ Not here: what a bucket does (bucket.py), what is saved for backward (reshard.py
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,17 +35,17 @@ class Schedule:
         self._read: list[Bucket] = []  # in the forward that runs now
         self._next: dict[Bucket, Bucket] = {}
         self._before: dict[Bucket, Bucket] = {}
-        self._last: weakref.ref[Gather] | None = None
+        self._last: Gather | None = None
         self._unsharded: dict[int, tuple[Gather, int]] = {}  # by storage
         self._backward_id: int | None = None
         self._issued_in_backward: list[Gather | Bucket] = []
 
     def __getstate__(self) -> dict:
-        """A copy of the model starts with nothing gathered."""
-        return {"buckets": self.buckets}
+        """A copy starts with nothing gathered; the buckets that are copied put themselves in, in a part of a model some."""
+        return {"buckets": []}
 
     def __setstate__(self, state: dict) -> None:
-        self.buckets = state["buckets"]
+        self.buckets = []
         self._reset()
 
     @property
@@ -60,7 +59,10 @@ class Schedule:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Run a forward of the whole model inside."""
-        self._forwards_begun += self._forwards == 0
+        if self._forwards == 0:
+            self._forwards_begun += 1
+            if compat.get_backward_id() is None:
+                self._end_backward()  # of one that raised
         self._forwards += 1
         try:
             yield
@@ -82,12 +84,12 @@ class Schedule:
         if compat.get_backward_id() is not None:  # activation checkpointing runs this forward again
             self._note(bucket)
             before = self._before.get(bucket)
-            if before is not None and before.is_checkpointed:
+            if before is not None and before.is_checkpointed and not before.is_unsharded_in(self.run):
                 self._prefetch_again(before)
         elif self._forwards:
             bucket.is_checkpointed = gather.is_checkpointed = compat.is_in_checkpoint()
             self._read.append(bucket)
-            gather.previous, self._last = self._last, weakref.ref(gather)
+            gather.previous, self._last = self._last, gather
             if bucket in self._next:
                 self._next[bucket].prefetch()
 
@@ -97,7 +99,7 @@ class Schedule:
             self._free_frozen()
             self._note(gather)
             gather.issue()
-            previous = gather.previous() if gather.previous else None
+            previous = gather.previous
             if previous is not None and previous.is_checkpointed:
                 self._prefetch_again(previous.bucket)
             elif previous is not None and previous.is_saved:

@@ -104,6 +104,9 @@ class TensorParallelSpec:
     shape: torch.Size
     stride: tuple[int, ...]
 
+    def __deepcopy__(self, memo: dict) -> TensorParallelSpec:
+        return self  # meshes are not copied
+
     def wrap(self, unsharded: torch.Tensor) -> DTensor:
         """Return the DTensor.
 
