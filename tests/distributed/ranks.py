@@ -111,6 +111,6 @@ def _serve(connection: Connection, rank: int, world_size: int, store: str) -> No
             return
         try:
             connection.send((function(*args), None))
-        except Exception:
+        except BaseException:  # pytest's own failures are no Exceptions
             connection.send((None, traceback.format_exc()))
         torch.compiler.reset()

@@ -35,7 +35,10 @@ def test_two_ranks_send_the_bytes_of_theory_and_an_error_stops_nobody_else(ranks
         Row("ours", "fully_shard"): ({"all_gather": BUCKETS + AGAIN, "reduce_scatter": BUCKETS}, 2 * half + again),
         Row("ours+keep", "fully_shard"): ({"all_gather": BUCKETS, "reduce_scatter": BUCKETS}, 2 * half),
         Row("ours+exact+keep", "fully_shard"): ({"all_gather": BUCKETS, "all_to_all": BUCKETS}, 2 * half),
-        Row("ours+graph+aot_eager", "fully_shard"): ({"all_gather": TENSORS, "reduce_scatter": TENSORS}, 2 * half),
+        Row("ours+graph+aot_eager", "fully_shard"): (
+            {"all_gather": BUCKETS + AGAIN, "reduce_scatter": BUCKETS},
+            2 * half + again,
+        ),
     }
     results = dict(zip(expected, ranks.run(time_contenders, 2, CPU, OPTIONS, list(expected))[0]))
     assert results.pop(Row("no such mode", "x")) == {"error": "KeyError: 'no such mode'"}

@@ -7,6 +7,7 @@ one process.
 from __future__ import annotations
 
 import copy
+import gc
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from tests.tiny_llama import LAYERS, apply_tp, build_tiny_llama, get_batch, train
 from torchtitan_simplefsdp import MixedPrecisionPolicy, accumulate_gradients, data_parallel
 from torchtitan_simplefsdp.core import bucket as bucket_module
+from torchtitan_simplefsdp.core.parametrize import get_buckets
 
 from .collective_counter import count_collectives
 from .meshes import build_meshes, get_dp_rank_and_degree
@@ -311,6 +313,100 @@ def check_unusual_uses() -> None:
     x = torch.ones(1, 4, model.tok_embeddings.embedding_dim)
     assert torch.equal(model.layers[1](x), oracle.layers[1](x))
     assert torch.equal(model.output.weight, oracle.output.weight)
+
+
+def check_nothing_is_left() -> None:
+    """After forwards without a backward, a backward that raised, and reads of both kinds: no memory, no old parameters."""
+    model = build("fully_shard", "block", True, checkpointed="full")
+    plain = build("fully_shard", "block", True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    tokens, _ = get_batch(0, 2, model.vocab_size)
+    activations: list[StorageWeakRef] = []
+    plain.layers[0].ffn.w1.register_forward_hook(
+        lambda module, args, out: activations.append(StorageWeakRef(out.untyped_storage()))
+    )
+    gc.disable()  # nothing may depend on when garbage is collected
+    try:
+        for _ in range(2):
+            out = plain(tokens)
+            del out
+        assert all(activation.expired() for activation in activations)
+    finally:
+        gc.enable()
+    model(tokens).sum().backward()
+    # at that time the second block is recomputed and the first one's gather under way
+    handle = model.layers[0].register_forward_hook(lambda module, args, out: out.register_hook(_raise) and None)
+    out = model(tokens)
+    handle.remove()
+    with pytest.raises(KeyError):
+        out.sum().backward()
+    optimizer.step()
+    assert torch.equal(model(tokens), model(tokens))
+    for each in (model, plain):
+        (schedule,) = {bucket.schedule for bucket in get_buckets(each)}
+        assert not schedule._unsharded and all(bucket._issued is None for bucket in schedule.buckets)
+
+
+def _raise(*_) -> None:
+    raise KeyError
+
+
+def test_no_memory_and_no_old_parameters_are_left_behind(ranks):
+    ranks.run(check_nothing_is_left, 2)
+
+
+class Segments(nn.Module):
+    """Four blocks, two in each checkpointed segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for start in (0, 2):
+            pair = nn.Sequential(self.blocks[start], nn.Tanh(), self.blocks[start + 1], nn.Tanh())
+            x = checkpoint(pair, x, use_reentrant=False)
+        return x
+
+
+def count_gathers_of_segments(reshard: bool) -> list[int]:
+    model = data_parallel(
+        Segments(), build_meshes("fully_shard")[0], mode="fully_shard", reshard_after_forward=reshard
+    )
+    counts = []
+    for _ in range(2):
+        with count_collectives() as counter:
+            model(torch.ones(2, 6)).sum().backward()
+        counts.append(counter["all_gather"])
+    return counts
+
+
+def test_a_checkpointed_segment_of_several_blocks_gathers_each_again_once(ranks):
+    assert ranks.run(count_gathers_of_segments, 2, True) == [[8, 8]] * 2
+    assert ranks.run(count_gathers_of_segments, 2, False) == [[4, 4]] * 2
+
+
+def check_scopes_by_themselves() -> None:
+    """Final norm and output share a bucket; called by hand, each reads what is stored at that time."""
+    model = build("fully_shard", "block", True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, foreach=True)
+    x = torch.ones(1, 4, model.tok_embeddings.embedding_dim)
+    before = model.norm(x)
+    model(get_batch(0, 2, model.vocab_size)[0]).sum().backward()
+    model.norm(x)
+    optimizer.step()
+    assert not torch.equal(model.norm(x), before)
+    assert torch.equal(model.output(x), F.linear(x, model.output.weight))
+    optimizer.zero_grad()  # torch copies no gradients that are DTensors
+    with torch.no_grad():
+        copied = copy.deepcopy(model.layers[1])
+    assert {bucket.members[0].fqn for bucket in get_buckets(copied)} == {"layers.1.attention_norm.weight"}
+    assert len(get_buckets(copied)[0].schedule.buckets) == 1  # the copy of a part holds no other part
+    assert torch.equal(copied(x), model.layers[1](x))
+
+
+def test_parts_of_a_model_are_used_and_copied_by_themselves(ranks):
+    ranks.run(check_scopes_by_themselves, 2)
 
 
 def _read_without_autograd(module: nn.Module) -> None:

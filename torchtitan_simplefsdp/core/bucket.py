@@ -9,7 +9,8 @@ all_gather; later reads take what is there, and when the scopes' forwards have e
   gather is issued, before `_UseUnsharded` of the bucket before. So a reduction is waited for after the backward of one
   more bucket, and nothing but autograd's own order does it.
 
-A read outside of all scopes (of one parameter, by hand) gathers that parameter alone.
+A read outside of all scopes (of one parameter, by hand, or by a forward that activation checkpointing repeats inside of a
+block) gathers that parameter alone.
 
 [Note: reuse of a gather]
 Under activation checkpointing and with several microbatches in flight a bucket is read again before the backward of an

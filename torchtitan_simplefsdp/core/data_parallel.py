@@ -59,7 +59,8 @@ def data_parallel(
             None: each parameter alone. The bits are the same for all plans, but for native sums over more than two ranks.
         reshard_after_forward: True: free a bucket's unsharded parameters after the forward that read them and gather them
             again in backward; False: keep them until then, which costs their memory and saves a gather; None: as True, but
-            keep those behind the last block, which backward needs at once. Same bits.
+            keep those behind the last block, which backward needs at once. Same bits. Parameters must not be written between
+            a forward and its backward, which is noticed only if torch counts the write (foreach and fused ones it does not).
 
     Returns:
         `model`, whose gradients are summed (not averaged) over the data-parallel ranks.
