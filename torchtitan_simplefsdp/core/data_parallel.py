@@ -66,9 +66,9 @@ def data_parallel(
         `model`, whose gradients are summed (not averaged) over the data-parallel ranks.
 
     Raises:
-        ValueError: unknown mode or reduction, mesh of another number of dims or with ranks out of order, shard_dim out of range, model (or part) that has
-            data parallelism already, parameter on another device.
-            A bucket_plan that is unknown, names what the model does not have, or puts a parameter into two buckets.
+        ValueError: unknown mode or reduction, mesh of another number of dims or with ranks out of order, shard_dim out of
+            range, model (or part) that has data parallelism already, parameter on another device, bucket_plan that is
+            unknown, names what the model does not have, or puts a parameter into two buckets.
         TypeError: `device_mesh`, `mp_policy`, `bucket_plan` or `reshard_after_forward` of another type.
         NotImplementedError: a dim cut by tensor parallelism so unevenly that DTensor cannot describe its shards.
 
