@@ -113,8 +113,7 @@ def _sum_over_replicas(buckets: list[_Bucket]) -> None:
     for parameters, how in buckets:
         gradients = [compat.get_local(p.grad) for p in parameters if p.grad is not None]
         if gradients and how.accumulates:  # else not used in any microbatch, or complete already
-            cuts = tuple(Cut(tuple(gradient.shape), 0, len(gradient) if gradient.ndim else 0) for gradient in gradients)
-            wire = Wire(cuts, how.wire.param_dtype, how.wire.reduction.over_replicas())
+            wire = Wire(tuple(map(Cut.of_whole, gradients)), how.wire.param_dtype, how.wire.reduction.over_replicas())
             started.append((gradients, start_reduce(gradients, wire), wire))
     for gradients, reduction, wire in started:
         for gradient, reduced in zip(gradients, finish_reduce(reduction, wire)):

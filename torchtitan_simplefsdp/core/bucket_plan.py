@@ -60,6 +60,11 @@ def find_blocks(model: nn.Module) -> list[str]:
     return blocks
 
 
+def get_block(fqn: str, blocks: Sequence[str]) -> str | None:
+    """Return the block that a module or parameter is in, or is; None: it is in none."""
+    return next((block for block in blocks if fqn == block or fqn.startswith(f"{block}.")), None)
+
+
 def get_scopes(model: nn.Module, owners: Sequence[str], blocks: Sequence[str]) -> list[str]:
     """Return the FQNs of the modules whose forward reads the parameters of these owners ('' is the model).
 
@@ -69,7 +74,7 @@ def get_scopes(model: nn.Module, owners: Sequence[str], blocks: Sequence[str]) -
     by_block: dict[str, list[str]] = {}
     scopes: list[str] = []
     for owner in dict.fromkeys(owners):
-        block = next((b for b in blocks if owner == b or owner.startswith(b + ".")), None)
+        block = get_block(owner, blocks)
         if block is None:
             scopes.append(owner)
         else:
@@ -87,7 +92,7 @@ def _group_by_block(fqns: list[str], blocks: list[str]) -> list[list[str]]:
     plan: list[list[str]] = []
     last: str | None = ""
     for fqn in fqns:
-        block = next((b for b in blocks if fqn.startswith(b + ".")), None)
+        block = get_block(fqn, blocks)
         if not plan or block != last:
             plan.append([])
         plan[-1].append(fqn)

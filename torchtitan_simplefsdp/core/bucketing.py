@@ -12,7 +12,7 @@ from itertools import takewhile
 from torch import nn
 
 from .bucket import Bucket, Member
-from .bucket_plan import find_blocks, get_scopes
+from .bucket_plan import find_blocks, get_block, get_scopes
 from .parametrize import Parametrization, Scope
 from .schedule import Schedule
 
@@ -74,7 +74,7 @@ def build_buckets(
 
 def _get_fqns_behind(fqns: list[str], blocks: list[str]) -> set[str]:
     """Return the parameters behind the last block: final norm and output of a language model."""
-    behind = takewhile(lambda fqn: not any(fqn.startswith(f"{block}.") for block in blocks), reversed(fqns))
+    behind = takewhile(lambda fqn: get_block(fqn, blocks) is None, reversed(fqns))
     return set(behind) if blocks else set()
 
 

@@ -182,12 +182,11 @@ def build_aot_eager(partitioner: Callable) -> Callable:
     )
 
 
-def build_inductor(partitioner: Any, **patches: Any) -> Callable:
-    """Return torch.compile's backend "inductor" with another partitioner and other settings, for its graphs alone."""
+def build_inductor(partitioner: Any) -> Callable:
+    """Return torch.compile's backend "inductor" with another partitioner of the joint graph."""
     from torch._inductor.compile_fx import compile_fx
 
-    patches = {**patches, "custom_partitioner_fn": partitioner}
-    return lambda graph, inputs: compile_fx(graph, inputs, config_patches=patches)
+    return lambda graph, inputs: compile_fx(graph, inputs, config_patches={"custom_partitioner_fn": partitioner})
 
 
 def get_partitioner_class() -> type:

@@ -51,9 +51,7 @@ def build_sharded_parameter(
 
 def build_cast(parameter: nn.Parameter, mp_policy: MixedPrecisionPolicy) -> Parametrization:
     """Return how a parameter without data parallelism is read: cast to `param_dtype`, no collective."""
-    local = _get_local(parameter)
-    cut = Cut(tuple(local.shape), 0, local.size(0) if local.ndim else 0)
-    wire = Wire((cut,), _get_param_dtype(parameter, mp_policy), Reduction())
+    wire = Wire((Cut.of_whole(_get_local(parameter)),), _get_param_dtype(parameter, mp_policy), Reduction())
     return Parametrization(wire, False, _build_tensor_parallel_spec(parameter))
 
 
@@ -81,7 +79,7 @@ def _build_cut(
     local: torch.Tensor, device_mesh: DeviceMesh, mesh_dim: int | None, dp_placements: tuple[Placement, ...]
 ) -> Cut:
     if mesh_dim is None:
-        return Cut(tuple(local.shape), 0, local.size(0) if local.ndim else 0)
+        return Cut.of_whole(local)
     dim = dp_placements[mesh_dim].dim
     _, rows = get_local_rows(local.size(dim), device_mesh.size(mesh_dim), device_mesh.get_local_rank(mesh_dim))
     return Cut(tuple(local.movedim(dim, 0).shape), dim, rows)

@@ -91,6 +91,11 @@ class Cut(NamedTuple):
     dim: int
     local_rows: int
 
+    @classmethod
+    def of_whole(cls, tensor: torch.Tensor) -> Cut:
+        """Return the cut of a tensor that each rank stores as a whole."""
+        return cls(tuple(tensor.shape), 0, tensor.size(0) if tensor.ndim else 0)
+
 
 @dataclass(frozen=True)
 class TensorParallelSpec:
