@@ -9,6 +9,7 @@ new one.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import tempfile
@@ -79,7 +80,9 @@ class _World:
                 try:
                     results[rank], failure = connection.recv()
                 except EOFError:
-                    failure = "the process has died"
+                    process = self._ranks[rank][0]
+                    process.join()
+                    failure = f"the process has died, exit code {process.exitcode}; stderr has its stack if a signal killed it"
                 if failure:  # the others may wait for this one
                     return [], f"rank {rank} of {len(self._ranks)}:\n{failure}"
         return [results[rank] for rank in range(len(self._ranks))], None
@@ -96,6 +99,9 @@ def _serve(connection: Connection, rank: int, world_size: int, store: str) -> No
     import torch
     import torch.distributed as dist
 
+    import torchtitan_simplefsdp.core  # noqa: F401  # before the process group is built, see use_one_gloo_thread
+
+    faulthandler.enable()
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

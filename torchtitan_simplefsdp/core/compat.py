@@ -7,6 +7,7 @@ Not here: what is done with them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -41,6 +43,7 @@ __all__ = [
     "get_flat_group",
     "get_group_name",
     "get_group_of_collective",
+    "get_gloo_threads",
     "get_local",
     "get_partitioner_class",
     "get_saved_tensors_hooks",
@@ -54,6 +57,7 @@ __all__ = [
     "reduce_scatter",
     "strided_shard",
     "tree_leaves",  # the tensors among an op's arguments, which may be lists of lists
+    "use_one_gloo_thread",
     "wait",
 ]
 
@@ -201,6 +205,46 @@ def cut_joint_graph(graph: torch.fx.GraphModule, inputs: Any, **keywords: Any) -
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(graph, inputs, **{"compiler": "inductor", **keywords})
+
+
+def use_one_gloo_thread() -> None:
+    """Give each gloo process group that is built from now on one worker thread instead of two.
+
+    Two of them that end collectives of one group at the same time assign one std::string without a lock
+    (`pgStatus_->lastCompletedWorkName` in ProcessGroupGloo::runLoop), and the names of the functional collectives are long
+    enough to lie on the heap, which is then corrupt. SimpleFSDP has several collectives of a group in flight.
+    """
+    if not torch.distributed.is_gloo_available():
+        return
+    gloo = torch.distributed.ProcessGroupGloo
+    build = gloo.__init__
+    if getattr(build, "has_one_thread", False):
+        return
+
+    def build_with_one_thread(group: Any, store: Any, rank: int, size: int, *args: Any, **keywords: Any) -> None:
+        given = args[0] if args else keywords.get("options", keywords.get("timeout", default_pg_timeout))
+        if isinstance(given, gloo._Options):
+            options = given
+        else:  # a timeout; the rest as torch does it
+            interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
+            devices = [gloo.create_device(interface=interface) for interface in interfaces]
+            options = gloo._Options()
+            options._devices, options._timeout = devices or [gloo.create_default_device()], given
+        options._threads = 1
+        build(group, store, rank, size, options)
+
+    build_with_one_thread.has_one_thread = True
+    gloo.__init__ = build_with_one_thread
+
+
+def get_gloo_threads(device_mesh: DeviceMesh) -> int:
+    """Return the most worker threads that a gloo process group of this mesh has; 0: it has none."""
+    cpu, threads = torch.device("cpu"), [0]
+    for dim in range(device_mesh.ndim):
+        group = device_mesh.get_group(dim)
+        backend = group._get_backend(cpu) if cpu in group._device_types else None
+        threads.append(getattr(getattr(backend, "options", None), "_threads", 0))
+    return max(threads)
 
 
 def build_fake_store() -> torch.distributed.Store:

@@ -7,6 +7,7 @@ by what the whole batch holds (torchtitan divides by the global token count) or 
 from __future__ import annotations
 
 import math
+import warnings
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from . import compat
 from .bucket_plan import BucketPlan, build_bucket_plan
 from .bucketing import Buckets, build_buckets
 from .parameter import build_cast, build_sharded_parameter
@@ -83,6 +85,12 @@ def data_parallel(
             f"data_parallel: reshard_after_forward must be True, False or None, got {reshard_after_forward!r}."
         )
     _validate_model("data_parallel", model)
+    if (threads := compat.get_gloo_threads(device_mesh)) > 1:
+        warnings.warn(
+            f"data_parallel: the gloo process groups of this mesh have {threads} worker threads each. Those race in torch "
+            "(compat.use_one_gloo_thread says how), which can corrupt memory. Import data_parallel before init_process_group.",
+            stacklevel=2,
+        )
     plan = build_bucket_plan(model, bucket_plan, mp_policy.param_dtype)
     placed = _place_parameters(model, device_mesh, mode, mp_policy, shard_dim, reduction)
     _install(placed, build_buckets(model, plan, {module: how for module, _, how in placed}, reshard_after_forward))
