@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from unittest import mock
@@ -134,7 +135,10 @@ def test_one_graph_takes_plain_shards_and_equal_blocks_share_one_graph(ranks):
 def compare_inductor_with_eager(compile_: Callable) -> None:
     train_here = partial(train, dp_rank=get_dp_rank_and_degree()[0], dp_degree=get_dp_rank_and_degree()[1], steps=3)
     oracle = train_here(build("fully_shard", "block", True))
+    compilers = (importlib.import_module(f"torch.{name}.config") for name in ("_inductor", "_functorch", "_dynamo"))
+    settings = {compiler: compiler.save_config_portable() for compiler in compilers}
     trained = train_here(compile_(build("fully_shard", "block", True), "inductor"))
+    assert {compiler: compiler.save_config_portable() for compiler in settings} == settings
     # fused kernels round in other places, and AdamW's first steps divide by roots of tiny numbers
     torch.testing.assert_close(trained["losses"], oracle["losses"], rtol=1e-5, atol=0)
 

@@ -52,7 +52,7 @@ def test_an_upstream_command_line_works_unchanged_from_a_folder_with_spaces(tmp_
     )
     assert result.returncode == 0, result.stderr
     assert "Starting job: two words" in result.stdout
-    assert "graph_passes='auto_bucketing' is not active yet" in result.stdout
+    assert "auto_bucketing chose bucket_plan" in result.stdout and "cost model: two cores" in result.stdout
     assert "Compiling the model as one graph with backend 'aot_eager'" in result.stdout
     assert "step:  2" in result.stdout
 

@@ -49,7 +49,7 @@ def test_the_overview_fits_on_a_page_and_names_sections_own_keys_and_environment
         ("training", "How many train steps to run"),
         ("lr-scheduler", "Learning rate decay type to use"),
         ("simple_fsdp", "takes it from the degrees"),
-        ("compile", "no effect yet"),  # ours, although the merged class is torchtitan's
+        ("compile", "how collectives are bucketed"),  # ours, although the merged class is torchtitan's
     ],
 )
 def test_a_section_shows_all_its_flags_with_docs_and_no_others(capsys, topic, doc):

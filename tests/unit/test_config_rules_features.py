@@ -1,9 +1,13 @@
 """Combinations that do not work are refused, with the message written by hand."""
 
+import dataclasses
+
 import pytest
 import torch
 from config_workspace import get_faults, parse, workspace
 
+from torchtitan_simplefsdp.graph.cost_model import format_cost_model
+from torchtitan_simplefsdp.graph.machines import TWO_CORES
 from torchtitan_simplefsdp.titan.config import rules_features
 
 VALIDATION = "--validation.enable --validation.dataset pydoc"
@@ -115,6 +119,23 @@ CASES = {
         "simple_fsdp.compile_unit='block' does not work with tensor_parallel_degree=2: the gradients of compiled blocks reach "
         "the DTensors between them as plain tensors (torch 2.13). Use compile_unit='model'.",
     ),
+    "graph_passes_and_a_bucket_plan": (
+        "--compile.graph_passes auto_bucketing --simple_fsdp.bucket_plan 25",
+        2,
+        "compile.graph_passes='auto_bucketing' decides which parameters share a collective, and so does "
+        "simple_fsdp.bucket_plan='25'. Remove one of them.",
+    ),
+    "cost_model_that_nothing_reads": (
+        "--simple_fsdp.cost_model my.toml",
+        2,
+        "simple_fsdp.cost_model='my.toml' is for compile.graph_passes='auto_bucketing' alone. Set that, or remove it.",
+    ),
+    "cost_model_that_is_missing": (
+        "--compile.graph_passes auto_bucketing --simple_fsdp.cost_model no/my.toml",
+        2,
+        "simple_fsdp.cost_model='no/my.toml' cannot be used: cost model: no/my.toml not found. "
+        "scripts/measure_cost_model.py writes one.",
+    ),
 }
 
 
@@ -134,6 +155,17 @@ def test_what_does_not_work_without_a_gpu_is_the_one_fault(workspace, flags, wor
 def test_on_a_gpu_these_are_accepted(workspace, monkeypatch, flags):
     monkeypatch.setattr(rules_features, "is_cpu_only", lambda: False)
     assert parse(workspace, flags=flags, world_size=2 if "_parallel_degree" in flags else 1)
+
+
+def test_a_cost_model_needs_a_rate_for_the_dtype_of_compute(workspace, tmp_path):
+    file = tmp_path / "half.toml"
+    file.write_text(format_cost_model(dataclasses.replace(TWO_CORES, flops_per_second={"float32": 1e9})))
+    flags = f"--compile.enable --compile.graph_passes auto_bucketing --simple_fsdp.cost_model {file}"
+    assert get_faults(workspace, flags=f"{flags} --training.mixed_precision_param bfloat16", world_size=2) == [
+        f"simple_fsdp.cost_model='{file}' has no flops_per_second.bfloat16, which training.mixed_precision_param asks for. "
+        "Add it; scripts/measure_cost_model.py measures it."
+    ]
+    assert parse(workspace, flags=f"{flags} --training.mixed_precision_param float32", world_size=2)
 
 
 @pytest.mark.parametrize("flags, world_size", [(VALIDATION, 1), (f"{VALIDATION} --validation.steps 2", 2)])

@@ -160,9 +160,15 @@ CONTENDERS: dict[str, Contender] = {
     "ours+parameter": _ours(bucket_plan=None),
     "ours+exact": _ours(reduction="exact"),
     "ours+exact+keep": _ours(reduction="exact", reshard_after_forward=False),
+    "ours+25MiB": _ours(bucket_plan=25),
     "ours+blocks": _ours(backend="inductor", scope="block"),
+    "ours+exact+blocks": _ours(reduction="exact", backend="inductor", scope="block"),
+    "ours+exact+blocks+keep": _ours(
+        reduction="exact", backend="inductor", scope="block", reshard_after_forward=False
+    ),
     "ours+graph+aot_eager": _ours(backend="aot_eager"),
     "ours+graph": _ours(backend="inductor"),
+    "ours+exact+graph": _ours(reduction="exact", backend="inductor"),
 }
 
 

@@ -76,8 +76,10 @@ def reduce_scatter(full: torch.Tensor, group_size: int, group_name: str) -> torc
     return _ops.reduce_scatter_tensor(full, "sum", group_size, group_name)
 
 
-def all_reduce(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
-    """Start to sum `tensor` over the group into a new tensor; see `wait`."""
+def all_reduce(tensor: torch.Tensor, group_name: str, may_overwrite: bool = False) -> torch.Tensor:
+    """Start to sum `tensor` over the group, into a new tensor unless it may be overwritten; see `wait`."""
+    if may_overwrite and not torch.compiler.is_compiling():  # a compiler finds out by itself
+        return _ops.all_reduce_(tensor, "sum", group_name)
     return _ops.all_reduce(tensor, "sum", group_name)
 
 

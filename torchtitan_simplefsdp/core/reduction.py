@@ -112,6 +112,8 @@ def build_reduction(
     reduction = Reduction(dtype, shard[0] if shard else None, replicate)
     if not exact or not (shard or replicate):
         return reduction
+    if not shard and device_mesh.size() == 2:
+        return reduction  # two numbers have one sum, and one all_reduce is faster than two collectives
     return reduction._replace(exact=_build_exact_sum(device_mesh, reduction))
 
 
@@ -154,14 +156,17 @@ def get_reduced_shape(gradient: torch.Tensor, reduction: Reduction) -> torch.Siz
     return torch.Size((gradient.size(0) // reduction.shard.degree, *gradient.shape[1:]))
 
 
-def start_reduction(gradient: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    """Issue the first collective of a reduction that has ranks; nothing may read what it returns but `finish_reduction`."""
+def start_reduction(gradient: torch.Tensor, reduction: Reduction, may_overwrite: bool = False) -> torch.Tensor:
+    """Issue the first collective of a reduction that has ranks; nothing may read what it returns but `finish_reduction`.
+
+    `may_overwrite`: whether nobody else needs `gradient`.
+    """
     gradient = gradient.to(reduction.dtype or gradient.dtype)
     if reduction.exact is not None:
         return compat.all_to_all(_cut(gradient, reduction.exact), reduction.exact.ranks.degree, reduction.exact.ranks.name)
     if reduction.shard is not None:
         return compat.reduce_scatter(gradient, reduction.shard.degree, reduction.shard.name)
-    return compat.all_reduce(gradient, reduction.replicate[0].name)
+    return compat.all_reduce(gradient, reduction.replicate[0].name, may_overwrite)
 
 
 def finish_reduction(started: torch.Tensor, shape: torch.Size, reduction: Reduction) -> torch.Tensor:
@@ -173,7 +178,7 @@ def finish_reduction(started: torch.Tensor, shape: torch.Size, reduction: Reduct
             mine = compat.wait(compat.all_gather(mine, replicas.degree, replicas.name))
         return mine.narrow(0, 0, shape.numel()).view(shape)
     for group in reduction.replicate if reduction.shard else reduction.replicate[1:]:
-        reduced = compat.wait(compat.all_reduce(reduced, group.name))
+        reduced = compat.wait(compat.all_reduce(reduced, group.name, may_overwrite=True))
     return reduced
 
 

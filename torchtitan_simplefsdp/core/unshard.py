@@ -175,7 +175,7 @@ def start_reduce(gradients: Sequence[torch.Tensor], wire: Wire) -> torch.Tensor:
         for gradient, cut, padded in zip(gradients, wire.cuts, wire.padded_shapes)
     ]
     packed = (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)).view(-1)
-    return start_reduction(packed, wire.reduction) if wire.reduction.has_ranks else packed
+    return start_reduction(packed, wire.reduction, may_overwrite=len(pieces) > 1) if wire.reduction.has_ranks else packed
 
 
 def finish_reduce(started: torch.Tensor, wire: Wire) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Machines: cost models of published hardware.
+"""Machines: cost models of published hardware, and of two CPU cores.
 
 Not here: this machine, which scripts/measure_cost_model.py measures.
 """
@@ -30,8 +30,30 @@ H100 = CostModel(
     ranks_per_node=8,
     op_seconds=2e-6,  # a kernel that does nothing
     memory_bytes_per_second=0.9 * 2.4e12,
-    flops_per_second={"bfloat16": 0.453 * 989e12},
+    # of float32 the data sheet promises 67 TFLOP/s; the same share of it is assumed, not calibrated
+    flops_per_second={"bfloat16": 0.453 * 989e12, "float32": 0.453 * 67e12},
     collectives={kind: _RING for kind in KINDS},
+)
+
+
+def _build_loopback(latency_seconds: float, bytes_per_second: float) -> CollectiveCost:
+    return CollectiveCost(latency_seconds, 0.0, 0.0, bytes_per_second, bytes_per_second)
+
+
+# Measured by `scripts/measure_cost_model.py --rounds 15` on two cores of an AMD EPYC with torch 2.13, one thread per rank,
+# and rounded. There is no network: ranks of other nodes are not known.
+TWO_CORES = CostModel(
+    name="two cores of a server CPU, gloo over loopback",
+    ranks_per_node=2**20,
+    op_seconds=1e-6,
+    memory_bytes_per_second=120e9,
+    flops_per_second={"float32": 110e9, "bfloat16": 130e9},
+    collectives={
+        "all_gather": _build_loopback(220e-6, 1.3e9),
+        "reduce_scatter": _build_loopback(290e-6, 0.8e9),
+        "all_reduce": _build_loopback(240e-6, 1.2e9),
+        "all_to_all": _build_loopback(170e-6, 2.0e9),
+    },
 )
 
 # The share of the memory traffic of elementwise ops that is left when a compiler fuses them. CALIBRATED to one row: the

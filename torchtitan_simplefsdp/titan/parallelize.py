@@ -5,6 +5,10 @@ Not here: pipeline parallelism, which splits the model before (torchtitan's `pip
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 import torch
 from torch import nn
 from torchtitan.config import JobConfig, TORCH_DTYPE_MAP
@@ -14,11 +18,15 @@ from torchtitan.distributed.context_parallel import apply_cp_to_attention_module
 from torchtitan.distributed.tensor_parallel import maybe_enable_async_tp
 from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list as torchtitan_op_sac_save_list
 from torchtitan.models.llama3.infra.parallelize import apply_tp as torchtitan_apply_tp
+from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
+from torchtitan_simplefsdp.graph.auto_bucket import Choice, choose_bucket_plan
 from torchtitan_simplefsdp.graph.compile import compile_blocks, compile_model
+from torchtitan_simplefsdp.graph.cost_model import CostModel, load_cost_model
+from torchtitan_simplefsdp.graph.machines import H100, TWO_CORES
 
 from .context_parallel import AllGatherAttention
 from .config.data_parallel_mode import get_data_parallel_mode
@@ -108,30 +116,59 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
     else:
         mesh = parallel_dims.get_mesh(MESH_DIMS[mode])
         reduction = get_reduction(job_config.simple_fsdp.reduction, mesh.device_type)
+        reshard = get_reshard_after_forward(job_config.parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled)
+        bucket_plan = get_bucket_plan(job_config, partial(choose_bucket_plan, model, mesh, mode, mp_policy), reshard)
         data_parallel(
             model,
             mesh,
             mode=mode,
             mp_policy=mp_policy,
             reduction=reduction,
-            bucket_plan=get_bucket_plan(job_config.simple_fsdp.bucket_plan),
-            reshard_after_forward=get_reshard_after_forward(
-                job_config.parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled
-            ),
+            bucket_plan=bucket_plan,
+            reshard_after_forward=reshard,
         )
         dims = ", ".join(f"{name}={size}" for name, size in zip(MESH_DIMS[mode], mesh.shape))
-        applied = f"mode {mode} on mesh ({dims}), bucket_plan {job_config.simple_fsdp.bucket_plan!r}"
+        applied = f"mode {mode} on mesh ({dims}), bucket_plan {bucket_plan or 'parameter'!r}"
         precision += f", gradients summed in {training.mixed_precision_reduce} with the {reduction} reduction"
         if mode != "fully_shard":
             precision += f" (over replicas {job_config.simple_fsdp.replica_reduction})"
     logger.info(f"SimpleFSDP: {applied}; initial weights drawn from seed {model.init_seed}; {precision}")
 
 
-def get_bucket_plan(configured: str) -> str | float | None:
-    """Return the plan of `data_parallel` that `simple_fsdp.bucket_plan` stands for."""
+def get_bucket_plan(job_config: JobConfig, choose: Callable[..., Choice], reshard: bool | None) -> str | float | None:
+    """Return the plan of `data_parallel` that `compile.graph_passes` or `simple_fsdp.bucket_plan` stands for.
+
+    `choose`: `choose_bucket_plan` for the model that is parallelized.
+    """
+    passes, configured = job_config.compile.graph_passes, job_config.simple_fsdp.bucket_plan
+    if passes is not None and not is_model_compiled(job_config):
+        logger.warning(
+            f"SimpleFSDP: compile.graph_passes={passes!r} is not active: it needs compile.enable (with 'model' among "
+            "compile.components)"
+        )
+    elif passes == "transformer_block_bucketing":
+        return "block"
+    elif passes == "auto_bucketing":
+        training, cost = job_config.training, get_cost_model(job_config.simple_fsdp.cost_model, utils.device_type)
+        tokens = training.local_batch_size * training.seq_len // job_config.parallelism.context_parallel_degree
+        choice = choose(cost, tokens, reshard)
+        seconds = (p.timeline.step_seconds for p in (choice.chosen, choice.block))
+        logger.info(
+            "SimpleFSDP: auto_bucketing chose bucket_plan {!r}, step predicted in {:.3g} s; 'block': {:.3g} s; cost model: {}".format(
+                choice.bucket_plan, *seconds, cost.name
+            )
+        )
+        return choice.bucket_plan
     if configured in ("block", "parameter"):
         return "block" if configured == "block" else None
     return float(configured)
+
+
+def get_cost_model(configured: str, device_type: str) -> CostModel:
+    """Return the cost model that `simple_fsdp.cost_model` names; where it names none, one that is always the same."""
+    if configured:
+        return load_cost_model(Path(configured))
+    return TWO_CORES if device_type == "cpu" else H100
 
 
 def get_reshard_after_forward(configured: str, pp_enabled: bool) -> bool | None:
@@ -153,11 +190,6 @@ def get_reduction(configured: str, device_type: str) -> str:
 
 def apply_compile(model: nn.Module, job_config: JobConfig) -> None:
     """Compile the whole model, collectives included (arXiv:2411.00284, section 3.2), or its blocks' computation, in place."""
-    if job_config.compile.graph_passes is not None:
-        logger.warning(
-            f"SimpleFSDP: compile.graph_passes={job_config.compile.graph_passes!r} is not active yet: "
-            "same results, without reordering"
-        )
     backend = job_config.compile.backend
     if job_config.simple_fsdp.compile_unit == "block":
         compile_blocks(model, backend)

@@ -36,16 +36,20 @@ class SimpleFSDP:
     'parameter' alone, or so many MiB, as '25'.
     """
 
+    cost_model: str = ""
+    """
+    For 'auto_bucketing': TOML file; empty: known numbers.
+    """
+
     compile_unit: Literal["model", "block"] = "model"
     """
-    Choices: compile the 'model' as one graph, collectives included,
-    or each 'block', which takes less time to compile.
+    Choices: one graph, or one per block, compiled faster.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: sum over replicas once 'per_step', or 'per_microbatch'
-    to the same bits in all modes if 'exact'.
+    Choices: sum over replicas 'per_step', or 'per_microbatch' to
+    the same bits in all modes if 'exact'.
     """
 
 
@@ -53,7 +57,7 @@ class SimpleFSDP:
 class Compile:
     graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
     """
-    Choices: upstream's, or None. Accepted; no effect yet.
+    Choices: how collectives are bucketed; None: bucket_plan.
     """
 
 

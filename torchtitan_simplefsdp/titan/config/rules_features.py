@@ -7,11 +7,13 @@ Not here: degrees that do not fit (rules_degrees.py), missing files and packages
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torchtitan.config import JobConfig
 from torchtitan.protocols.train_spec import TrainSpec
 
+from torchtitan_simplefsdp.graph.cost_model import load_cost_model
 from torchtitan_simplefsdp.titan.config.fault import Rule
 from torchtitan_simplefsdp.titan.config.job_config import is_model_compiled, SERVED_MODELS
 from torchtitan_simplefsdp.titan.config.rules_degrees import get_degrees
@@ -98,6 +100,31 @@ def _is_size(text: str) -> bool:
         return False
 
 
+def _get_graph_passes_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
+    passes, plan, file = config.compile.graph_passes, config.simple_fsdp.bucket_plan, config.simple_fsdp.cost_model
+    if passes is not None and plan != "block":
+        yield (
+            f"compile.graph_passes={passes!r} decides which parameters share a collective, and so does "
+            f"simple_fsdp.bucket_plan={plan!r}. Remove one of them."
+        )
+    if not file:
+        return
+    if passes != "auto_bucketing":
+        yield f"simple_fsdp.cost_model={file!r} is for compile.graph_passes='auto_bucketing' alone. Set that, or remove it."
+        return
+    try:
+        cost = load_cost_model(Path(file))
+    except (OSError, ValueError) as error:
+        yield f"simple_fsdp.cost_model={file!r} cannot be used: {error}"
+        return
+    dtype = config.training.mixed_precision_param
+    if dtype not in cost.flops_per_second:
+        yield (
+            f"simple_fsdp.cost_model={file!r} has no flops_per_second.{dtype}, which training.mixed_precision_param asks for. "
+            "Add it; scripts/measure_cost_model.py measures it."
+        )
+
+
 def _get_memory_budget_faults(config: JobConfig, world_size: int, train_spec: TrainSpec | None) -> Iterator[str]:
     if config.activation_checkpoint.mode == "memory_budget" and not is_model_compiled(config):
         yield (
@@ -178,6 +205,10 @@ FEATURE_RULES = (
     Rule(("validation", "parallelism"), _get_validation_faults),
     Rule(("compile", "simple_fsdp.compile_unit", "parallelism"), _get_compile_unit_faults),
     Rule(("simple_fsdp.bucket_plan",), _get_bucket_plan_faults),
+    Rule(
+        ("compile", "simple_fsdp.bucket_plan", "simple_fsdp.cost_model", "training.mixed_precision_param"),
+        _get_graph_passes_faults,
+    ),
     Rule(("activation_checkpoint.mode", "compile"), _get_memory_budget_faults),
     Rule(("fault_tolerance.enable", "memory_estimation.enable"), _get_other_trainer_faults),
     Rule(("profiling", "parallelism", "model", "compile", "activation_checkpoint"), _get_cpu_faults),
