@@ -31,6 +31,7 @@ FOLDERS = {
     "scripts": None,
     "docs": None,
     "docs/numerics": "pictures of docs/numerics.md",
+    "docs/performance": "pictures of docs/performance.md",
     "docs/scaling": "picture of docs/scaling.md",
     "tests": "what is tested, by how many processes it takes",
     "tests/unit": "one process, fake process groups of any size",

@@ -33,10 +33,10 @@ def test_the_overview_fits_on_a_page_and_names_sections_own_keys_and_environment
         "--simple_fsdp.mode {auto,replicate,fully_shard,hybrid_shard}",
         "'auto' takes it from the degrees",
         "--compile.graph_passes",
-        "no effect yet",
+        "how collectives are bucketed",
         "training               17 keys  dataset",
         "--simple_fsdp.bucket_plan",
-        "simple_fsdp             5 keys  mode, reduction, buckets",
+        "simple_fsdp             6 keys  mode, reduction, buckets",
     ):
         assert text in page
     for name in "NGPU CONFIG_FILE LOG_RANK TRAIN_FILE COMM_MODE NNODES NODE_RANK RDZV_ENDPOINT".split():

@@ -43,13 +43,12 @@ class SimpleFSDP:
 
     compile_unit: Literal["model", "block"] = "model"
     """
-    Choices: one graph, or one per block, compiled faster.
+    Choices: one graph, or one for all equal blocks.
     """
 
     replica_reduction: Literal["per_step", "per_microbatch"] = "per_step"
     """
-    Choices: sum over replicas 'per_step', or 'per_microbatch' to
-    the same bits in all modes if 'exact'.
+    Choices: when gradients are summed over replicas.
     """
 
 
@@ -57,7 +56,7 @@ class SimpleFSDP:
 class Compile:
     graph_passes: Literal["auto_bucketing", "transformer_block_bucketing"] | None = None
     """
-    Choices: how collectives are bucketed; None: bucket_plan.
+    Choices: how collectives are bucketed.
     """
 
 
