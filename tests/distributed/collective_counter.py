@@ -19,9 +19,9 @@ def count_collectives() -> Iterator[Counter]:
     counter: Counter[str] = Counter()
 
     def counted(name, function):
-        def call(*args):
+        def call(*args, **keywords):
             counter[name] += 1
-            return function(*args)
+            return function(*args, **keywords)
 
         return call
 

@@ -149,19 +149,25 @@ def get_bucket_plan(job_config: JobConfig, choose: Callable[..., Choice], reshar
     elif passes == "transformer_block_bucketing":
         return "block"
     elif passes == "auto_bucketing":
-        training, cost = job_config.training, get_cost_model(job_config.simple_fsdp.cost_model, utils.device_type)
-        tokens = training.local_batch_size * training.seq_len // job_config.parallelism.context_parallel_degree
-        choice = choose(cost, tokens, reshard)
-        seconds = (p.timeline.step_seconds for p in (choice.chosen, choice.block))
+        cost = get_cost_model(job_config.simple_fsdp.cost_model, utils.device_type)
+        choice = choose(cost, get_tokens_per_forward(job_config), reshard)
         logger.info(
-            "SimpleFSDP: auto_bucketing chose bucket_plan {!r}, step predicted in {:.3g} s; 'block': {:.3g} s; cost model: {}".format(
-                choice.bucket_plan, *seconds, cost.name
-            )
+            f"SimpleFSDP: auto_bucketing chose bucket_plan {choice.bucket_plan!r}: step predicted in "
+            f"{choice.chosen.timeline.step_seconds:.3g} s, with 'block' {choice.block.timeline.step_seconds:.3g} s; "
+            f"cost model: {cost.name}"
         )
         return choice.bucket_plan
     if configured in ("block", "parameter"):
         return "block" if configured == "block" else None
     return float(configured)
+
+
+def get_tokens_per_forward(job_config: JobConfig) -> int:
+    """Return the tokens of one forward on this rank: of a microbatch under pipeline parallelism."""
+    training, parallelism = job_config.training, job_config.parallelism
+    pipelined = parallelism.pipeline_parallel_degree > 1
+    sequences = parallelism.pipeline_parallel_microbatch_size if pipelined else training.local_batch_size
+    return sequences * training.seq_len // parallelism.context_parallel_degree
 
 
 def get_cost_model(configured: str, device_type: str) -> CostModel:
