@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from torchtitan_simplefsdp.core.bucket_plan import find_blocks, get_block
+from torchtitan_simplefsdp.core.bucket_plan import build_bucket_plan
 from torchtitan_simplefsdp.core.precision import MixedPrecisionPolicy
 
 from .cost_model import CostModel
@@ -82,14 +82,13 @@ def build_estimated_step(
     ]
     shard = None if mode == "replicate" else groups[-1]
     replicas = groups[0] if mode != "fully_shard" else None
-    blocks = find_blocks(model)
+    parameters = dict(model.named_parameters())
+    segments = enumerate(build_bucket_plan(model, "block", mp_policy.param_dtype))
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     forward: list[Unit] = []
     backward: list[Unit] = []
-    segment, last = -1, ""
-    for fqn, parameter in model.named_parameters():
-        block = get_block(fqn, blocks)
-        segment, last = segment + (segment < 0 or block != last), block
+    for segment, fqn in ((segment, fqn) for segment, fqns in segments for fqn in fqns):
+        parameter = parameters[fqn]
         numel = _count_local(parameter)
         elements = math.ceil(numel / len(shard[1])) * len(shard[1]) if shard else numel
         flops = 2 * tokens * numel if parameter.ndim > 1 and id(parameter) not in looked_up else 0
@@ -112,7 +111,7 @@ def _get_param_dtype(model: nn.Module, mp_policy: MixedPrecisionPolicy) -> torch
 
 def _get_ranks(device_mesh: DeviceMesh, dim: int) -> tuple[int, ...]:
     """Return the first group of this dim, the same on all ranks."""
-    return tuple(device_mesh.mesh.movedim(dim, 0).flatten(1)[:, 0].tolist()) if device_mesh.ndim > 1 else tuple(device_mesh.mesh.tolist())
+    return tuple(device_mesh.mesh.movedim(dim, 0).reshape(device_mesh.size(dim), -1)[:, 0].tolist())
 
 
 def _count_local(parameter: nn.Parameter) -> int:

@@ -18,7 +18,6 @@ from torchtitan.distributed.context_parallel import apply_cp_to_attention_module
 from torchtitan.distributed.tensor_parallel import maybe_enable_async_tp
 from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list as torchtitan_op_sac_save_list
 from torchtitan.models.llama3.infra.parallelize import apply_tp as torchtitan_apply_tp
-from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from torchtitan_simplefsdp.core.data_parallel import apply_mixed_precision, data_parallel
@@ -117,7 +116,8 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
         mesh = parallel_dims.get_mesh(MESH_DIMS[mode])
         reduction = get_reduction(job_config.simple_fsdp.reduction, mesh.device_type)
         reshard = get_reshard_after_forward(job_config.parallelism.fsdp_reshard_after_forward, parallel_dims.pp_enabled)
-        bucket_plan = get_bucket_plan(job_config, partial(choose_bucket_plan, model, mesh, mode, mp_policy), reshard)
+        choose = partial(choose_bucket_plan, model, mesh, mode, mp_policy, reshard_after_forward=reshard)
+        bucket_plan = get_bucket_plan(job_config, mesh.device_type, choose)
         data_parallel(
             model,
             mesh,
@@ -135,10 +135,10 @@ def apply_dp(model: nn.Module, parallel_dims: ParallelDims, job_config: JobConfi
     logger.info(f"SimpleFSDP: {applied}; initial weights drawn from seed {model.init_seed}; {precision}")
 
 
-def get_bucket_plan(job_config: JobConfig, choose: Callable[..., Choice], reshard: bool | None) -> str | float | None:
+def get_bucket_plan(job_config: JobConfig, device_type: str, choose: Callable[..., Choice]) -> str | float | None:
     """Return the plan of `data_parallel` that `compile.graph_passes` or `simple_fsdp.bucket_plan` stands for.
 
-    `choose`: `choose_bucket_plan` for the model that is parallelized.
+    `choose`: `choose_bucket_plan` for the model that is parallelized, which lacks the cost model and the tokens.
     """
     passes, configured = job_config.compile.graph_passes, job_config.simple_fsdp.bucket_plan
     if passes is not None and not is_model_compiled(job_config):
@@ -149,8 +149,8 @@ def get_bucket_plan(job_config: JobConfig, choose: Callable[..., Choice], reshar
     elif passes == "transformer_block_bucketing":
         return "block"
     elif passes == "auto_bucketing":
-        cost = get_cost_model(job_config.simple_fsdp.cost_model, utils.device_type)
-        choice = choose(cost, get_tokens_per_forward(job_config), reshard)
+        cost = get_cost_model(job_config.simple_fsdp.cost_model, device_type)
+        choice = choose(cost=cost, tokens=get_tokens_per_forward(job_config))
         logger.info(
             f"SimpleFSDP: auto_bucketing chose bucket_plan {choice.bucket_plan!r}: step predicted in "
             f"{choice.chosen.timeline.step_seconds:.3g} s, with 'block' {choice.block.timeline.step_seconds:.3g} s; "
